@@ -1,0 +1,3 @@
+"""Moldau: an event-streaming platform that speaks Kafka's protocol and writes Kafka's files."""
+
+__version__ = "0.1.0"

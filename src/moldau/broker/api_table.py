@@ -1,0 +1,101 @@
+"""Every API key of Kafka 4.3.1, served or refused with a reason. ApiVersions and the dispatcher are made from this.
+
+A served key names its handler module in `handlers/`, imported when the key is first asked for. Versions are Kafka's own
+(from its message definitions), less the ones that Kafka marks as unstable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moldau.protocol.messages.registry import API_MESSAGES
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    key: int
+    handler: str
+    version_min: int
+    version_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    key: int
+    reason: str
+
+
+_GONE = "removed from Kafka with ZooKeeper"
+_GROUPS = "comes with consumer groups"
+_TRANSACTIONS = "comes with transactions"
+_SECURITY = "comes with authentication and authorization"
+_QUOTAS = "comes with quotas"
+_CLUSTER = "comes with clusters; spoken between brokers and controllers"
+_REASSIGNMENT = "comes with clusters; one node has nowhere to move a replica"
+_SHARE = "share groups are not served"
+_STREAMS = "streams groups are not served; pipelines run on Spark"
+_TELEMETRY = "no telemetry receiver is configured, as in stock Kafka"
+
+_HANDLERS = {
+    0: "k00_produce",
+    1: "k01_fetch",
+    2: "k02_list_offsets",
+    3: "k03_metadata",
+    18: "k18_api_versions",
+    19: "k19_create_topics",
+    20: "k20_delete_topics",
+    21: "k21_delete_records",
+    22: "k22_init_producer_id",
+    23: "k23_offset_for_leader_epoch",
+    32: "k32_describe_configs",
+    33: "k33_alter_configs",
+    34: "k34_alter_replica_log_dirs",
+    35: "k35_describe_log_dirs",
+    37: "k37_create_partitions",
+    43: "k43_elect_leaders",
+    44: "k44_incremental_alter_configs",
+    55: "k55_describe_quorum",
+    57: "k57_update_features",
+    60: "k60_describe_cluster",
+    61: "k61_describe_producers",
+    74: "k74_list_config_resources",
+    75: "k75_describe_topic_partitions",
+}
+
+_REASONS = (
+    (range(4, 8), _GONE),
+    (range(8, 17), _GROUPS),
+    ((17, 36), _SECURITY),
+    (range(24, 29), _TRANSACTIONS),
+    (range(29, 32), _SECURITY),
+    (range(38, 42), _SECURITY),
+    ((42, 47), _GROUPS),
+    ((45, 46), _REASSIGNMENT),
+    ((48, 49), _QUOTAS),
+    ((50, 51), _SECURITY),
+    ((52, 53, 54, 56, 58, 59, 62, 63, 64, 67, 70, 73, 80, 81, 82), _CLUSTER),
+    ((65, 66), _TRANSACTIONS),
+    ((68, 69), _GROUPS),
+    ((71, 72), _TELEMETRY),
+    ((*range(76, 80), *range(83, 88), *range(90, 93)), _SHARE),
+    ((88, 89), _STREAMS),
+)
+
+# librdkafka reads what a broker can do from the advertised minimum of Produce, so Kafka names 0 although it refuses
+# 0 to 2 (KAFKA-18659, trap 5).
+PRODUCE_ADVERTISED_MIN = 0
+
+
+def _served(key: int, handler: str) -> Served:
+    messages = API_MESSAGES[key]
+    newest = messages.version_max - 1 if messages.latest_version_unstable else messages.version_max
+    return Served(key, handler, messages.version_min, newest)
+
+
+SERVED: dict[int, Served] = {key: _served(key, handler) for key, handler in _HANDLERS.items()}
+REFUSED: dict[int, Refused] = {key: Refused(key, reason) for keys, reason in _REASONS for key in keys}
+
+
+def advertised_range(served: Served) -> tuple[int, int]:
+    """The versions that ApiVersions names for a key."""
+    return (PRODUCE_ADVERTISED_MIN if served.key == 0 else served.version_min), served.version_max

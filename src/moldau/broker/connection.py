@@ -1,0 +1,411 @@
+"""One client's connection: frames in, answers out, in request order.
+
+State: bytes of an unfinished frame, answers that are owed (oldest first), bytes that the socket did not take yet.
+Rules:
+- A handler is driven at once, up to its first wait; the request's bytes are valid only until then. A handler that never
+  waits costs no task. Handlers of one connection start in arrival order and wait side by side.
+- Answers leave in arrival order. Acks-0 produce has none.
+- Whoever does not read its answers, or asks too much at once, is not read from until it catches up.
+- A frame's claimed length is never allocated: its buffer grows with the bytes that really come.
+Knows nothing of Kafka's requests beyond the frame; `dispatch.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from moldau.storage import LogSlice
+
+if TYPE_CHECKING:
+    from moldau.broker.listener import Listener
+
+# One read takes this much at most; small requests are handled inside this shared buffer and never copied.
+READ_BYTES = 256 << 10
+FRAME_PREFIX_BYTES = 4
+PARTIAL_BYTES_MIN = 1 << 10
+PARTIAL_GROWTH = 4
+# Requests of one connection that may wait for their answers at the same time.
+IN_FLIGHT_REQUESTS_MAX = 256
+# Answers that a client has not taken yet; beyond this it is not read from.
+UNSENT_BYTES_MAX = 4 << 20
+
+_FRAME_SIZE = struct.Struct(">i")
+
+Part = bytes | bytearray | LogSlice
+
+
+class FrameError(ValueError):
+    """Bytes that are not Kafka's protocol; the connection is closed."""
+
+
+class Answer:
+    """A place in the line of answers; `parts` is None until the handler is done."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: Sequence[Part] | None = None
+
+
+class Connection:
+    __slots__ = (
+        "_answers",
+        "_capacity",
+        "_filled",
+        "_listener",
+        "_out",
+        "_out_bytes",
+        "_parked",
+        "_partial",
+        "_paused",
+        "_position",
+        "_socket",
+        "_writing",
+        "closed",
+        "fd",
+        "last_active",
+        "peer",
+        "session",
+    )
+
+    def __init__(self, listener: Listener, sock: socket.socket, peer: str) -> None:
+        self._listener = listener
+        self._socket = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.closed = False
+        self.last_active = listener.loop.time()
+        # What the client said about itself (software name and version), filled by ApiVersions.
+        self.session: Any = None
+        self._partial: bytearray | None = None
+        self._capacity = 0
+        self._filled = 0
+        self._answers: deque[Answer] | None = None
+        self._parked: set[_Parked] | None = None
+        self._out: deque[Part] | None = None
+        self._out_bytes = 0
+        self._position = 0
+        self._writing = False
+        self._paused = False
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def on_readable(self) -> None:
+        listener = self._listener
+        partial = self._partial
+        try:
+            if partial is None:
+                count = self._socket.recv_into(listener.read_buffer)
+            else:
+                if self._filled == self._capacity:
+                    partial = self._grow()
+                count = self._socket.recv_into(memoryview(partial)[self._filled : self._capacity])
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        if count == 0:
+            self.close()
+            return
+        self.last_active = listener.loop.time()
+        if partial is None:
+            used = self._handle_frames(listener.read_view, count)
+            if used < count and not self.closed:
+                self._keep(listener.read_view[used:count])
+        else:
+            self._filled += count
+            self._handle_partial()
+        if self._out:
+            self._flush()
+
+    def _handle_partial(self) -> None:
+        partial = self._partial
+        assert partial is not None
+        filled = self._filled
+        with memoryview(partial) as view:
+            used = self._handle_frames(view, filled)
+            if used == 0 or self.closed:
+                return
+            self._partial = None
+            if used < filled:
+                self._keep(view[used:filled])
+        self._listener.release(partial)
+
+    def _handle_frames(self, view: memoryview, count: int) -> int:
+        """Handle whole frames in `view[:count]`; the number of bytes that they took."""
+        position = 0
+        frame_bytes_max = self._listener.frame_bytes_max
+        while count - position >= FRAME_PREFIX_BYTES and not self.closed:
+            (size,) = _FRAME_SIZE.unpack_from(view, position)
+            if not 0 <= size <= frame_bytes_max:
+                self.refuse(_size_problem(view, position, size, frame_bytes_max))
+                break
+            end = position + FRAME_PREFIX_BYTES + size
+            if end > count:
+                break
+            if self._is_behind():
+                self._pause()
+                break
+            self._handle_frame(view[position + FRAME_PREFIX_BYTES : end])
+            position = end
+        return position
+
+    def _handle_frame(self, frame: memoryview) -> None:
+        try:
+            outcome = self._listener.dispatch(self, frame)
+        except FrameError as error:
+            self.refuse(str(error))
+            return
+        if outcome is None:
+            return
+        if isinstance(outcome, _Parked):
+            self._line_up(outcome.answer)
+            if self._parked is None:
+                self._parked = set()
+            self._parked.add(outcome)
+        else:
+            self.answer(outcome)
+
+    def _keep(self, rest: memoryview) -> None:
+        """Hold the beginning of a frame until its end comes."""
+        size = len(rest)
+        self._capacity = max(PARTIAL_BYTES_MIN, size * PARTIAL_GROWTH)
+        if size >= FRAME_PREFIX_BYTES:
+            needed = _FRAME_SIZE.unpack_from(rest)[0] + FRAME_PREFIX_BYTES
+            self._capacity = max(min(self._capacity, needed), size)
+        self._partial = self._listener.borrow(self._capacity)
+        self._partial[:size] = rest
+        self._filled = size
+        if self._listener.is_over_memory and not self._paused:
+            self._pause()
+
+    def _grow(self) -> bytearray:
+        old = self._partial
+        assert old is not None
+        capacity = self._capacity * PARTIAL_GROWTH
+        if self._filled >= FRAME_PREFIX_BYTES:
+            capacity = min(capacity, _FRAME_SIZE.unpack_from(old)[0] + FRAME_PREFIX_BYTES)
+        new = self._listener.borrow(capacity)
+        with memoryview(old) as view:
+            new[: self._filled] = view[: self._filled]
+        self._listener.release(old)
+        self._partial = new
+        self._capacity = capacity
+        return new
+
+    # -- back pressure -------------------------------------------------------------------------------------------------
+
+    def _is_behind(self) -> bool:
+        return self._out_bytes > UNSENT_BYTES_MAX or (
+            self._answers is not None and len(self._answers) >= IN_FLIGHT_REQUESTS_MAX
+        )
+
+    def _pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._listener.loop.remove_reader(self.fd)
+            self._listener.paused.add(self)
+
+    def resume(self) -> None:
+        """Read again, first what is already here."""
+        if not self._paused or self.closed or self._is_behind():
+            return
+        self._paused = False
+        self._listener.paused.discard(self)
+        self._listener.loop.add_reader(self.fd, self.on_readable)
+        if self._partial is not None:
+            self._handle_partial()
+            if self._out and not self.closed:
+                self._flush()
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def answer(self, parts: Sequence[Part]) -> None:
+        """Answer the newest request; it waits in line if older ones are not answered yet."""
+        if self._answers:
+            answer = Answer()
+            answer.parts = parts
+            self._answers.append(answer)
+        else:
+            self._send(parts)
+
+    def _line_up(self, answer: Answer) -> None:
+        if self._answers is None:
+            self._answers = deque()
+        self._answers.append(answer)
+
+    def _send(self, parts: Sequence[Part]) -> None:
+        if self._out is None:
+            self._out = deque()
+        for part in parts:
+            self._out.append(part)
+            self._out_bytes += part.size if isinstance(part, LogSlice) else len(part)
+
+    def on_answered(self, parked: _Parked) -> None:
+        """A handler that had to wait is done: send what is now at the head of the line."""
+        if self.closed:
+            return
+        assert self._parked is not None
+        self._parked.discard(parked)
+        answers = self._answers
+        assert answers is not None
+        while answers and answers[0].parts is not None:
+            self._send(answers.popleft().parts or ())
+        if self._out and not self._writing:
+            self._flush()
+        if self._paused and not self.closed:
+            self.resume()
+
+    def _flush(self) -> None:
+        out = self._out
+        if not out or self._writing or self.closed:
+            return
+        try:
+            while out:
+                part = out[0]
+                if isinstance(part, LogSlice):
+                    sent = os.sendfile(
+                        self.fd, part.file.fileno(), part.position + self._position, part.size - self._position
+                    )
+                    if sent == 0:
+                        self.refuse("log file ended before its slice did")
+                        return
+                    self._advance(sent, part.size)
+                    continue
+                if len(out) > 1 and self._position == 0 and not isinstance(out[1], LogSlice):
+                    part = self._join_head()
+                sent = self._socket.send(memoryview(part)[self._position :] if self._position else part)
+                self._advance(sent, len(part))
+        except (BlockingIOError, InterruptedError):
+            self._writing = True
+            self._listener.loop.add_writer(self.fd, self._on_writable)
+        except OSError:
+            self.close()
+
+    def _join_head(self) -> bytes:
+        """Small answers that wait together leave in one system call."""
+        out = self._out
+        assert out is not None
+        head: list[bytes | bytearray] = []
+        while out and not isinstance(out[0], LogSlice):
+            head.append(out.popleft())  # type: ignore[arg-type]
+        joined = b"".join(head)
+        out.appendleft(joined)
+        return joined
+
+    def _advance(self, sent: int, size: int) -> None:
+        self._out_bytes -= sent
+        self._position += sent
+        if self._position == size:
+            assert self._out is not None
+            self._out.popleft()
+            self._position = 0
+
+    def _on_writable(self) -> None:
+        self._listener.loop.remove_writer(self.fd)
+        self._writing = False
+        self.last_active = self._listener.loop.time()
+        self._flush()
+        if self._paused and not self.closed:
+            self.resume()
+
+    @property
+    def local_host(self) -> str:
+        """The address by which the client reached us."""
+        host: str = self._socket.getsockname()[0]
+        return host.removeprefix("::ffff:")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_owed_answers(self) -> bool:
+        return bool(self._answers) or bool(self._out)
+
+    def refuse(self, reason: str) -> None:
+        """Close on bytes that are not the protocol, with one line in the log."""
+        if not self.closed:
+            self._listener.say(f"connection_refused peer={self.peer} reason={reason!r}")
+            self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        loop = self._listener.loop
+        if not self._paused:
+            loop.remove_reader(self.fd)
+        if self._writing:
+            loop.remove_writer(self.fd)
+        for parked in self._parked or ():
+            parked.abandon()
+        self._parked = None
+        self._answers = None
+        self._out = None
+        if self._partial is not None:
+            self._listener.release(self._partial)
+            self._partial = None
+        self._listener.forget(self)
+        self._socket.close()
+
+
+class _Parked:
+    """A handler that waits: resumed when the future it awaits is done, abandoned when its client leaves."""
+
+    __slots__ = ("_connection", "_coroutine", "_finish", "answer")
+
+    def __init__(self, connection: Connection, coroutine: Coroutine[Any, None, Any], finish: Any) -> None:
+        self._connection = connection
+        self._coroutine = coroutine
+        self._finish = finish
+        self.answer = Answer()
+
+    def _wait_on(self, future: Any) -> None:
+        # What asyncio's own Task does with a future that a coroutine yielded.
+        future._asyncio_future_blocking = False
+        future.add_done_callback(self._resume)
+
+    def _resume(self, _future: Any) -> None:
+        if self._connection.closed:
+            return
+        try:
+            future = self._coroutine.send(None)
+        except StopIteration as stop:
+            self.answer.parts = self._finish(stop.value) or ()
+            self._connection.on_answered(self)
+        except FrameError as error:
+            self._connection.refuse(str(error))
+        except Exception as error:
+            self._connection._listener.report_bug(self._connection, error)
+        else:
+            self._wait_on(future)
+
+    def abandon(self) -> None:
+        self._coroutine.close()
+
+
+def drive(connection: Connection, coroutine: Coroutine[Any, None, Any], finish: Any) -> Sequence[Part] | _Parked | None:
+    """Run a handler up to its first wait: the parts of its answer, or the parked rest."""
+    try:
+        future = coroutine.send(None)
+    except StopIteration as stop:
+        return finish(stop.value)  # type: ignore[no-any-return]
+    parked = _Parked(connection, coroutine, finish)
+    parked._wait_on(future)
+    return parked
+
+
+def _size_problem(view: memoryview, position: int, size: int, frame_bytes_max: int) -> str:
+    first = bytes(view[position : position + 4])
+    if first in (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI"):
+        return "this is an HTTP request; Kafka's protocol is spoken here"
+    if first[:2] == b"\x16\x03":
+        return "this is a TLS handshake; the listener is plaintext"
+    if size < 0:
+        return f"frame claims {size} bytes"
+    return f"frame claims {size} bytes, socket.request.max.bytes is {frame_bytes_max}"

@@ -1,0 +1,136 @@
+"""From a frame to a handler and back to bytes: headers, versions, encoding. One place for every API key."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from moldau.broker.api_table import REFUSED, SERVED, Served
+from moldau.broker.connection import Connection, FrameError, Part, drive
+from moldau.protocol.headers import decode_request_header
+from moldau.protocol.message import Message
+from moldau.protocol.messages.registry import API_MESSAGES, request_class
+from moldau.protocol.wire import ProtocolError
+
+if TYPE_CHECKING:
+    from moldau.broker.node import Node
+
+API_VERSIONS = 18
+_PREFIX_AND_CORRELATION = struct.Struct(">ii")
+
+
+class Context:
+    """What a handler may know besides its request."""
+
+    __slots__ = ("client_id", "connection", "listener", "node", "version")
+
+    def __init__(self, node: Node, connection: Connection, listener: str, version: int, client_id: str | None) -> None:
+        self.node = node
+        self.connection = connection
+        self.listener = listener
+        self.version = version
+        self.client_id = client_id
+
+
+Handler = Callable[[Any, Context], Coroutine[Any, None, Any]]
+
+
+class NoAnswer:
+    """Returned by a handler whose request is not to be answered (acks 0)."""
+
+
+class RawAnswer:
+    """Returned by a handler that encoded its body itself, as parts, because it holds slices of files."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+
+
+class Route:
+    """A served key with its classes loaded."""
+
+    __slots__ = ("flexible_from", "handle", "key", "request", "requests_count", "version_max", "version_min")
+
+    def __init__(self, served: Served) -> None:
+        module = import_module(f"moldau.broker.handlers.{served.handler}")
+        self.key = served.key
+        self.handle: Handler = module.handle
+        self.request: type[Message] = request_class(served.key)
+        self.version_min = served.version_min
+        self.version_max = served.version_max
+        self.flexible_from = API_MESSAGES[served.key].flexible_from
+        self.requests_count = 0
+
+
+class Dispatcher:
+    """Routes of one listener."""
+
+    def __init__(self, node: Node, listener: str) -> None:
+        self._node = node
+        self._listener = listener
+        self._routes: dict[int, Route] = {}
+
+    def dispatch(self, connection: Connection, frame: memoryview) -> Sequence[Part] | Any | None:
+        """Start the handler of one request; parts of the answer, a parked handler, or None when none is owed."""
+        try:
+            key, version, correlation_id, client_id, position = decode_request_header(frame)
+        except ProtocolError as error:
+            raise FrameError(str(error)) from None
+        route = self._routes.get(key) or self._load(key)
+        if not route.version_min <= version <= route.version_max:
+            if key != API_VERSIONS:
+                raise FrameError(
+                    f"{API_MESSAGES[key].name} version {version} is not served"
+                    f" ({route.version_min} to {route.version_max} are)"
+                )
+            # Trap 1: the body is not read; the answer is version 0 and names what we can.
+            request: Any = None
+            version = 0
+            context = Context(self._node, connection, self._listener, -1, client_id)
+        else:
+            try:
+                request = route.request.decode(frame[position:], version)
+            except ProtocolError as error:
+                raise FrameError(f"{API_MESSAGES[key].name} version {version} does not parse: {error}") from None
+            context = Context(self._node, connection, self._listener, version, client_id)
+        route.requests_count += 1
+        # Trap 2: the header of an ApiVersions answer never became flexible.
+        flexible = version >= route.flexible_from and key != API_VERSIONS
+
+        def finish(response: Any) -> Sequence[Part] | None:
+            return encode_answer(response, version, correlation_id, flexible)
+
+        return drive(connection, route.handle(request, context), finish)
+
+    def _load(self, key: int) -> Route:
+        served = SERVED.get(key)
+        if served is None:
+            if key in REFUSED:
+                raise FrameError(f"{API_MESSAGES[key].name} is not served: {REFUSED[key].reason}")
+            raise FrameError(f"api key {key} does not exist")
+        route = self._routes[key] = Route(served)
+        return route
+
+    @property
+    def request_counts(self) -> dict[int, int]:
+        return {key: route.requests_count for key, route in self._routes.items()}
+
+
+def encode_answer(response: Any, version: int, correlation_id: int, flexible: bool) -> Sequence[Part] | None:
+    if response is NoAnswer:
+        return None
+    out = bytearray(9 if flexible else 8)
+    if isinstance(response, RawAnswer):
+        size = sum(part.size if not isinstance(part, (bytes, bytearray)) else len(part) for part in response.parts)
+        _PREFIX_AND_CORRELATION.pack_into(out, 0, len(out) - 4 + size, correlation_id)
+        first = response.parts[0]
+        assert isinstance(first, (bytes, bytearray))
+        out += first
+        return [out, *response.parts[1:]]
+    response.encode_into(out, version)
+    _PREFIX_AND_CORRELATION.pack_into(out, 0, len(out) - 4, correlation_id)
+    return (out,)

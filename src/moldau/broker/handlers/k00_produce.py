@@ -1,0 +1,167 @@
+"""Produce (key 0), versions 3 to 13.
+
+Appends one record batch per partition, as the leader. The request's bytes are written to the log before this function
+waits for anything, so the order of a connection's requests is the order of its batches.
+- acks 0: no answer; on any error the connection is closed, as the client has no other way to learn of it.
+- acks 1: answered when the leader has written. acks -1 ("all"): when the high watermark covers the batch; refused with
+  NOT_ENOUGH_REPLICAS when fewer than `min.insync.replicas` are in sync.
+- A topic that flushes (`flush.messages`, `flush.ms`) answers after the sync, many requests sharing one.
+Versions: 7 allows zstd (KIP-110); 8 reports which records were refused (KIP-467); 10 names the new leader (KIP-951); 12
+is for transactions that add partitions by themselves (KIP-890); 13 names topics by id.
+Only magic 2 (trap 13); exactly one batch per partition (trap 15). Topics are not created here.
+Not served yet: transactional batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from moldau.broker.connection import FrameError
+from moldau.broker.dispatch import Context, NoAnswer
+from moldau.broker.partition import Partition
+from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.batches import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, MAGIC_POSITION, read_header
+from moldau.protocol.compression import Compression
+from moldau.protocol.messages.produce import ProduceRequest, ProduceResponse
+from moldau.storage import AppendResult, RecordRefusal
+
+ZSTD_VERSION_MIN = 7
+TOPIC_IDS_VERSION_MIN = 13
+_LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+PartitionResponse = ProduceResponse.PartitionProduceResponse
+
+
+async def handle(request: ProduceRequest, context: Context) -> Any:
+    node, version, acks = context.node, context.version, request.acks
+    now_ms = node.clock.now_ms()
+    waits: list[Awaitable[None]] = []
+    failed = False
+    topics = []
+    for topic in request.topic_data:
+        partitions = (
+            node.replicas.by_id(topic.topic_id)
+            if version >= TOPIC_IDS_VERSION_MIN
+            else node.replicas.by_name(topic.name)
+        )
+        answers = []
+        for data in topic.partition_data:
+            try:
+                partition = _partition(partitions, topic, data.index, version)
+                if acks not in (-1, 0, 1):
+                    raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+                batch = _single_batch(data.records, version)
+                result = partition.append(batch, acks, now_ms)
+            except KafkaError as refusal:
+                answers.append(_refused(node, partitions, data.index, refusal))
+                failed = True
+                continue
+            if partition.log.flush_is_due(now_ms) and not result.duplicate:
+                waits.append(partition.wait_flushed(result.last_offset + 1))
+            answers.append(_accepted(data.index, result))
+            node.metrics.on_produced(topic.name or partition.topic, len(batch), result)
+        topics.append(ProduceResponse.TopicProduceResponse(topic.name, topic.topic_id, answers))
+    node.metrics.produce_requests += 1
+    for wait in waits:
+        await wait
+    if acks == 0:
+        if failed:
+            raise FrameError("produce with acks=0 failed: " + _first_error(topics))
+        return NoAnswer
+    response = ProduceResponse(topics)
+    if failed:
+        node.metrics.failed_produce_requests += 1
+        if version >= 10:
+            node.add_leader_endpoints(response, context)
+    return response
+
+
+def _partition(
+    partitions: list[Partition | None] | None, topic: ProduceRequest.TopicProduceData, index: int, version: int
+) -> Partition:
+    if partitions is None:
+        # Trap 10: an id that we do not know is another error than a name.
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_ID if version >= TOPIC_IDS_VERSION_MIN else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        )
+    if not 0 <= index < len(partitions):
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    partition = partitions[index]
+    if partition is None:
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return partition
+
+
+def _single_batch(records: Any, version: int) -> memoryview:
+    """The request's rule for a partition: exactly one batch, magic 2, a codec that this version allows."""
+    size = 0 if records is None else len(records)
+    if size == 0:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {version} must have at least one record batch per partition",
+        )
+    if size > MAGIC_POSITION and records[MAGIC_POSITION] != MAGIC:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {version} are only allowed to contain record batches with magic version 2",
+        )
+    if size < HEADER_BYTES:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE, f"A record batch has {HEADER_BYTES} bytes at least, this one {size}"
+        )
+    first_size = int.from_bytes(records[8:12], "big", signed=True) + LENGTH_OVERHEAD_BYTES
+    if HEADER_BYTES <= first_size < size:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {version} are only allowed to contain exactly one record batch per"
+            " partition",
+        )
+    attributes = records[22]
+    if attributes & 0x07 == Compression.ZSTD and version < ZSTD_VERSION_MIN:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"Produce requests with version {version} are not allowed to use ZStandard compression",
+        )
+    if attributes & 0x10:
+        header = read_header(records)
+        raise KafkaError(
+            ErrorCode.INVALID_TXN_STATE,
+            f"producer {header.producer_id} sent a transactional batch; transactions are not served yet",
+        )
+    return records  # type: ignore[no-any-return]
+
+
+def _accepted(index: int, result: AppendResult) -> PartitionResponse:
+    return PartitionResponse(
+        index=index,
+        base_offset=result.base_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=result.log_start_offset,
+    )
+
+
+def _refused(
+    node: Any, partitions: list[Partition | None] | None, index: int, refusal: KafkaError
+) -> PartitionResponse:
+    answer = PartitionResponse(
+        index=index, error_code=refusal.code, base_offset=-1, log_start_offset=-1, error_message=refusal.message
+    )
+    if isinstance(refusal, RecordRefusal):
+        answer.record_errors = [
+            ProduceResponse.BatchIndexAndErrorMessage(batch_index, message)
+            for batch_index, message in refusal.record_errors
+        ]
+    if refusal.code in _LEADER_ERRORS and partitions is not None:
+        partition = partitions[index]
+        if partition is not None:
+            answer.current_leader = ProduceResponse.LeaderIdAndEpoch(partition.leader_id, partition.leader_epoch)
+    return answer
+
+
+def _first_error(topics: list[ProduceResponse.TopicProduceResponse]) -> str:
+    for topic in topics:
+        for answer in topic.partition_responses:
+            if answer.error_code:
+                return f"{topic.name}-{answer.index} {ErrorCode(answer.error_code).name}"
+    return "unknown"

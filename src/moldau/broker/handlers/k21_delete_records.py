@@ -1,0 +1,38 @@
+"""DeleteRecords (key 21), versions 0 to 2: forget everything below an offset.
+
+-1 means the high watermark; beyond it is OFFSET_OUT_OF_RANGE (trap 22). Below the start is no change. The new start is
+checkpointed before the answer, so that it survives SIGKILL. A topic that only compacts refuses (POLICY_VIOLATION).
+"""
+
+from __future__ import annotations
+
+from moldau.broker.dispatch import Context
+from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
+
+TO_HIGH_WATERMARK = -1
+
+
+async def handle(request: DeleteRecordsRequest, context: Context) -> DeleteRecordsResponse:
+    replicas = context.node.replicas
+    topics = []
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            result = DeleteRecordsResponse.DeleteRecordsPartitionResult(wanted.partition_index, -1)
+            try:
+                partition = replicas.require(topic.name, wanted.partition_index)
+                leader = partition.require_leader()
+                if not partition.log.config.delete:
+                    raise KafkaError(ErrorCode.POLICY_VIOLATION)
+                offset = leader.high_watermark if wanted.offset == TO_HIGH_WATERMARK else wanted.offset
+                if offset < 0 or offset > leader.high_watermark:
+                    raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+                partition.log.delete_records_before(offset)
+                result.low_watermark = partition.log.start_offset
+            except KafkaError as refusal:
+                result.error_code = refusal.code
+            results.append(result)
+        topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(topic.name, results))
+    await replicas.checkpoint_start_offsets()
+    return DeleteRecordsResponse(topics=topics)

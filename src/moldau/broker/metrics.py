@@ -1,0 +1,51 @@
+"""Counters of the hot path: plain integers, read by `http` when somebody asks."""
+
+from __future__ import annotations
+
+from moldau.storage import AppendResult
+
+
+class TopicCounters:
+    __slots__ = ("bytes_in", "bytes_out", "messages_in")
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.messages_in = 0
+
+
+class Metrics:
+    __slots__ = (
+        "failed_fetch_requests",
+        "failed_produce_requests",
+        "fetch_requests",
+        "produce_requests",
+        "topics",
+    )
+
+    def __init__(self) -> None:
+        self.produce_requests = 0
+        self.failed_produce_requests = 0
+        self.fetch_requests = 0
+        self.failed_fetch_requests = 0
+        self.topics: dict[str, TopicCounters] = {}
+
+    def topic(self, name: str) -> TopicCounters:
+        counters = self.topics.get(name)
+        if counters is None:
+            counters = self.topics[name] = TopicCounters()
+        return counters
+
+    def on_produced(self, topic: str, size: int, result: AppendResult) -> None:
+        counters = self.topics.get(topic) or self.topic(topic)
+        counters.bytes_in += size
+        counters.messages_in += result.last_offset - result.base_offset + 1
+
+    def on_fetched(self, topic: str, size: int) -> None:
+        self.topic(topic).bytes_out += size
+
+    def forget(self, topic: str) -> None:
+        self.topics.pop(topic, None)
+
+    def total(self, name: str) -> int:
+        return sum(int(getattr(each, name)) for each in self.topics.values())

@@ -1,0 +1,453 @@
+"""A node: everything wired together, started in order, stopped in order.
+
+    directories locked and checked -> metadata log replayed -> quorum led -> registered -> logs opened (recovered) ->
+    listeners open -> unfenced -> ready
+
+Handlers see the node as their world: `image`, `replicas`, `controller`, `settings`, `clock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moldau.broker.connection import Connection
+from moldau.broker.controller import Controller
+from moldau.broker.dispatch import Context, Dispatcher
+from moldau.broker.endpoints import WILDCARDS, ListenerSpec, read_listeners
+from moldau.broker.fetch_sessions import FetchSessions
+from moldau.broker.formatting import bootstrap_records, format_directories, random_uuid
+from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listener, ListenerConfig
+from moldau.broker.metrics import Metrics
+from moldau.broker.producer_ids import ProducerIds
+from moldau.broker.replicas import Replicas, directory_id_of
+from moldau.broker.settings import ConfigError, Settings
+from moldau.cluster import (
+    FENCE,
+    METADATA_VERSION,
+    METADATA_VERSION_MAX,
+    METADATA_VERSION_MIN,
+    SUPPORTED_FEATURES,
+    UNFENCE,
+    BrokerRegistration,
+    ConfigKind,
+    Endpoint,
+    MetadataDelta,
+    MetadataImage,
+    MetadataLog,
+    TopicDecider,
+    TopicDefaults,
+    change_fencing,
+    decide_assign_directory,
+    lead_again,
+    levels_kept_only,
+    metadata_release,
+    register_broker,
+    register_controller,
+)
+from moldau.consensus import Quorum
+from moldau.kernel import Clock, Dice, Disk, uuid_text
+from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from moldau.storage import LogDirectory, LogDirectoryError
+
+# A request in flight when the node is asked to stop gets this long to be answered.
+STOP_GRACE_MS = 10_000
+HOUSEKEEPING_MS = 1_000
+# Where the quorum's own listener would be if none is configured; only written into the log, never opened.
+DEFAULT_CONTROLLER_ENDPOINT = ("CONTROLLER", "localhost", 9093)
+
+
+class StartError(Exception):
+    """The node cannot start; one clear line for the person who started it."""
+
+
+class Node:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        dice: Dice,
+        loop: asyncio.AbstractEventLoop,
+        say: Callable[[str], None],
+        cluster_id: str | None = None,
+    ) -> None:
+        self.settings = settings
+        self.node_id = settings.node_id
+        self.clock = clock
+        self.loop = loop
+        self.say = say
+        self._disk = disk
+        self._dice = dice
+        self._wanted_cluster_id = cluster_id
+        self.metrics = Metrics()
+        self.fetch_sessions = FetchSessions(dice, settings.integer("max.incremental.fetch.session.cache.slots"))
+        self.is_stopping = False
+        self.failed: asyncio.Future[BaseException] = loop.create_future()
+        self.listeners: list[Listener] = []
+        self.dispatchers: list[Dispatcher] = []
+        self.image = MetadataImage()
+        self.topic_decider = TopicDecider(
+            dice, self._topic_defaults, self._choose_directory, self._describe_topic_configs
+        )
+        self.cluster_id: str = ""
+        self._specs: list[ListenerSpec] = []
+        self._housekeeper: Any = None
+        self._checkpoint_at_ms = 0
+        self._incarnation_id = random_uuid(dice)
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everything up to serving; StartError, ConfigError or LogDirectoryError say in one line what is in the way."""
+        started_ms = self.clock.monotonic_ms()
+        self._specs = read_listeners(self.settings)
+        directories = self._open_directories()
+        self._start_controller(directories)
+        self._open_listeners()
+        self._register()
+        was_clean = self.replicas.load(self.image)
+        self._serve(was_clean)
+        took_ms = self.clock.monotonic_ms() - started_ms
+        self.say(
+            f"node_started node={self.node_id} cluster={self.cluster_id} clean={str(was_clean).lower()}"
+            f" partitions={sum(1 for _ in self.replicas)} took_ms={took_ms}"
+        )
+
+    def _open_directories(self) -> list[LogDirectory]:
+        paths = self.settings.log_directories
+        if len(set(paths)) < len(paths):
+            raise ConfigError("log.dirs names a directory twice")
+        directories = [LogDirectory(self._disk, path.rstrip("/") or "/") for path in paths]
+        locked = []
+        try:
+            for directory in directories:
+                directory.lock()
+                locked.append(directory)
+            self._check_identity(directories)
+        except BaseException:
+            for directory in locked:
+                directory.unlock()
+            raise
+        return directories
+
+    def _check_identity(self, directories: list[LogDirectory]) -> None:
+        """Format what is empty; refuse what is another's."""
+        metas = [meta for directory in directories if (meta := directory.read_meta_properties()) is not None]
+        known = next((meta.cluster_id for meta in metas if meta.cluster_id), None)
+        self.cluster_id = self._wanted_cluster_id or known or uuid_text(random_uuid(self._dice))
+        for directory in directories:
+            directory.check_meta_properties(self.cluster_id, self.node_id)
+        self._metadata_path = self.settings.text("metadata.log.dir") or directories[0].path
+        try:
+            format_directories(
+                self._disk,
+                directories,
+                self._metadata_path,
+                cluster_id=self.cluster_id,
+                node_id=self.node_id,
+                dice=self._dice,
+                now_ms=self.clock.now_ms(),
+                static_voters=bool(self.settings.items("controller.quorum.voters")),
+                controller_endpoint=controller_endpoint(self._specs),
+            )
+        except OSError as error:
+            raise LogDirectoryError(f"{self._metadata_path} cannot be written: {error.strerror or error}") from None
+
+    def _start_controller(self, directories: list[LogDirectory]) -> None:
+        by_id: dict[bytes, LogDirectory] = {}
+        for directory in directories:
+            meta = directory.read_meta_properties()
+            assert meta is not None and meta.directory_id is not None
+            by_id[directory_id_of(meta.directory_id)] = directory
+        self.replicas = Replicas(
+            self.node_id,
+            self._disk,
+            by_id,
+            self.settings,
+            clock=self.clock,
+            dice=self._dice,
+            loop=self.loop,
+            say=self.say,
+            on_fault=self.fail,
+        )
+        self._directory_ids = list(by_id)
+        log = MetadataLog(self._disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
+        image = log.load()
+        self._check_metadata_version(image)
+        state = log.read_quorum_state()
+        quorum = Quorum(self.node_id, self._directory_ids[0], (self.node_id,), state)
+        self.controller = Controller(
+            log, quorum, image, clock=self.clock, loop=self.loop, publish=self._publish, on_fault=self.fail
+        )
+        self.producer_ids = ProducerIds(self.controller, self.node_id)
+        self.image = image
+        self.settings.apply_dynamic(image)
+        self.controller.start()
+        if METADATA_VERSION not in image.features:
+            self.controller.change_now(bootstrap_records(METADATA_VERSION_MAX))
+        kept = levels_kept_only(self.image)
+        if kept:
+            levels = " ".join(f"{name}={level}" for name, level in sorted(kept.items()))
+            self.say(f"feature_levels_kept_not_served {levels} hint='another version wrote this log'")
+
+    def _check_metadata_version(self, image: MetadataImage) -> None:
+        level = image.features.get(METADATA_VERSION, METADATA_VERSION_MAX)
+        if level > METADATA_VERSION_MAX:
+            raise StartError(
+                f"the metadata log is at metadata.version {level}, newer than {metadata_release(METADATA_VERSION_MAX)}"
+                f" ({METADATA_VERSION_MAX}), the newest that this version reads"
+            )
+        if level < METADATA_VERSION_MIN:
+            raise StartError(
+                f"the metadata log is at metadata.version {level}, older than"
+                f" {metadata_release(METADATA_VERSION_MIN)} ({METADATA_VERSION_MIN})"
+            )
+        for voter in self.settings.items("controller.quorum.voters"):
+            voter_id = voter.partition("@")[0]
+            if voter_id != str(self.node_id):
+                raise StartError(
+                    f"controller.quorum.voters names node {voter_id}: a quorum of several nodes is not served yet,"
+                    f" name only {self.node_id}"
+                )
+
+    def _open_listeners(self) -> None:
+        for spec in self._specs:
+            dispatcher = Dispatcher(self, spec.name)
+            config = ListenerConfig(
+                name=spec.name,
+                host=spec.host,
+                port=spec.port,
+                connections_max=self.settings.integer("max.connections"),
+                connections_per_address_max=self.settings.integer("max.connections.per.ip"),
+                idle_ms_max=self.settings.integer("connections.max.idle.ms"),
+                frame_bytes_max=self.settings.integer("socket.request.max.bytes"),
+                request_bytes_held_max=self._request_bytes_held_max(),
+                backlog=(
+                    self.settings.integer("socket.listen.backlog.size")
+                    if self.settings.is_set("socket.listen.backlog.size")
+                    else BACKLOG
+                ),
+            )
+            try:
+                listener = Listener(
+                    config, dispatcher.dispatch, loop=self.loop, say=self.say, report_bug=self._report_bug
+                )
+            except OSError as error:
+                for opened in self.listeners:
+                    opened.stop_accepting()
+                where = f"{spec.host or '*'}:{spec.port}"
+                raise StartError(
+                    f"cannot listen on {where}: {error.strerror or error};"
+                    f" is another broker running there? Choose another port, or 0 for a free one"
+                ) from None
+            self.listeners.append(listener)
+            self.dispatchers.append(dispatcher)
+
+    def _request_bytes_held_max(self) -> int:
+        limit = self.settings.integer("queued.max.request.bytes")
+        return limit if limit > 0 else REQUEST_BYTES_HELD_MAX
+
+    def _register(self) -> None:
+        epoch = self.controller.next_offset + 1
+        controller_endpoints = self._registered_endpoints(is_controller=True) or [
+            Endpoint(*DEFAULT_CONTROLLER_ENDPOINT, 0)
+        ]
+        self.controller.change_now(
+            [
+                register_controller(self.node_id, self._incarnation_id, controller_endpoints, SUPPORTED_FEATURES),
+                register_broker(
+                    self.node_id,
+                    epoch,
+                    self._incarnation_id,
+                    self._registered_endpoints(is_controller=False),
+                    SUPPORTED_FEATURES,
+                    self.settings.text("broker.rack") or None,
+                    self._directory_ids,
+                ),
+            ]
+        )
+
+    def _registered_endpoints(self, *, is_controller: bool) -> list[Endpoint]:
+        endpoints = []
+        for spec, listener in zip(self._specs, self.listeners, strict=True):
+            if spec.is_controller != is_controller:
+                continue
+            host, port = spec.advertised or (spec.host, 0)
+            if host in WILDCARDS:
+                host = socket.gethostname()
+            endpoints.append(Endpoint(spec.name, host, port or listener.port, spec.security_protocol))
+        return endpoints
+
+    def _serve(self, was_clean: bool) -> None:
+        records: list[Any] = [change_fencing(self.image, self.node_id, UNFENCE)]
+        records += lead_again(self.image, self.node_id, unclean=not was_clean)
+        self.controller.change_now(records)
+        for listener in self.listeners:
+            listener.start()
+        self._checkpoint_at_ms = self.clock.monotonic_ms()
+        self._keep_house()
+
+    # -- following the metadata ----------------------------------------------------------------------------------------
+
+    def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """A committed change: from here on it is what every handler sees."""
+        self.image = image
+        if any(resource.kind == ConfigKind.BROKER for resource in delta.configs_changed):
+            self.settings.apply_dynamic(image)
+            self.fetch_sessions.slots = self.settings.integer("max.incremental.fetch.session.cache.slots")
+        self.replicas.apply(delta, image)
+        for topic in delta.topics_removed.values():
+            self.metrics.forget(topic.name)
+
+    async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
+        return await self.controller.change(lambda image: self.topic_decider.create(image, request))
+
+    async def move_replica(self, topic: str, index: int, path: str) -> None:
+        """AlterReplicaLogDirs: move the files, then say in the metadata where they are."""
+        directory_id = await self.replicas.move(topic, index, path)
+        if directory_id is not None:
+            await self.controller.change(
+                lambda image: decide_assign_directory(image, topic, index, self.node_id, directory_id)
+            )
+
+    def _topic_defaults(self) -> TopicDefaults:
+        return TopicDefaults(
+            self.settings.integer("num.partitions"), self.settings.integer("default.replication.factor")
+        )
+
+    def _choose_directory(self, replica: int) -> bytes:
+        return self.replicas.choose_directory(replica)
+
+    def _describe_topic_configs(self, overrides: Mapping[str, str]) -> list[CreateTopicsResponse.CreatableTopicConfigs]:
+        from moldau.broker.handlers.k32_describe_configs import topic_configs_of_new_topic
+
+        return topic_configs_of_new_topic(self.settings, overrides)
+
+    # -- what handlers ask for -----------------------------------------------------------------------------------------
+
+    @property
+    def kraft_version(self) -> int:
+        return self.controller.log.voters.kraft_version
+
+    def voter_directory_id(self, voter: int) -> bytes:
+        if self.kraft_version == 0 or voter != self.node_id:
+            return bytes(16)
+        record = self.controller.log.voters.record
+        entries = record.voters if record is not None else []
+        return next((each.voter_directory_id for each in entries if each.voter_id == voter), bytes(16))
+
+    def controller_id_for_clients(self) -> int:
+        """Any broker forwards to the controller, so Kafka names a random alive one; here there is one."""
+        return self.node_id
+
+    def endpoint_for(self, broker: BrokerRegistration, context: Context) -> Endpoint | None:
+        """A broker's address on the listener that the client uses."""
+        endpoint = broker.endpoint(context.listener)
+        if endpoint is None or broker.node_id != self.node_id:
+            return endpoint
+        spec = next(spec for spec in self._specs if spec.name == context.listener)
+        if spec.advertised is None and spec.host in WILDCARDS:
+            return endpoint._replace(host=context.connection.local_host)
+        return endpoint
+
+    def add_leader_endpoints(self, response: Any, context: Context) -> None:
+        """KIP-951: beside the new leader's id, its address."""
+        leaders = {
+            answer.current_leader.leader_id
+            for topic in response.responses
+            for answer in topic.partition_responses
+            if answer.current_leader is not None
+        }
+        for node_id in sorted(leaders):
+            broker = self.image.brokers.get(node_id)
+            endpoint = None if broker is None else self.endpoint_for(broker, context)
+            if broker is not None and endpoint is not None:
+                response.node_endpoints.append(
+                    type(response).NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack)
+                )
+
+    def on_fetched(self, topic: str | bytes, size: int) -> None:
+        name = self.image.topic_names.get(topic) if isinstance(topic, bytes) else topic
+        if name is not None:
+            self.metrics.on_fetched(name, size)
+
+    def disk_space(self, path: str) -> tuple[int, int]:
+        """(total, usable) bytes of the disk under a directory."""
+        return self._disk.total_bytes(path), self._disk.free_bytes(path)
+
+    @property
+    def bootstrap(self) -> str:
+        """An address that works from this machine."""
+        for spec, listener in zip(self._specs, self.listeners, strict=True):
+            if not spec.is_controller:
+                host = "127.0.0.1" if spec.host in WILDCARDS else spec.host
+                return f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
+        raise AssertionError("a node has a broker listener")
+
+    # -- housekeeping --------------------------------------------------------------------------------------------------
+
+    def _keep_house(self) -> None:
+        self.replicas.flush_due()
+        self.replicas.delete_due_segments()
+        now_ms = self.clock.monotonic_ms()
+        if now_ms >= self._checkpoint_at_ms + self.settings.integer("log.flush.offset.checkpoint.interval.ms"):
+            self._checkpoint_at_ms = now_ms
+            try:
+                self.replicas.checkpoint()
+            except OSError as error:
+                self.say(f"checkpoint_failed reason={str(error)!r}")
+        self._housekeeper = self.clock.call_later(HOUSEKEEPING_MS, self._keep_house)
+
+    def _report_bug(self, connection: Connection, error: BaseException) -> None:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        self.say(
+            f"handler_failed peer={connection.peer} error={type(error).__name__} reason={str(error)!r}"
+            f" at={where.filename.rpartition('/')[2]}:{where.lineno}"
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """A fault that the node cannot outlive."""
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    # -- stop ----------------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Finish what is in flight, write everything down, leave a clean mark."""
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+        for listener in self.listeners:
+            listener.stop_accepting()
+        for partition in self.replicas:
+            partition.wake()
+        deadline_ms = self.clock.monotonic_ms() + STOP_GRACE_MS
+        while self._owed() and self.clock.monotonic_ms() < deadline_ms:
+            await asyncio.sleep(0.005)
+        for listener in self.listeners:
+            listener.close()
+        epoch = self.image.brokers[self.node_id].epoch
+        self.controller.change_now([change_fencing(self.image, self.node_id, FENCE)])
+        self.controller.close()
+        self.replicas.close(epoch)
+        for directory in self.replicas.directories:
+            directory.unlock()
+        self.say(f"node_stopped node={self.node_id}")
+
+    def _owed(self) -> bool:
+        return any(connection.is_owed_answers for listener in self.listeners for connection in listener.connections)
+
+
+def controller_endpoint(specs: Sequence[ListenerSpec]) -> tuple[str, str, int]:
+    """The address under which the quorum's only voter is recorded."""
+    for spec in specs:
+        if spec.is_controller:
+            return spec.name, spec.host or "localhost", spec.port or DEFAULT_CONTROLLER_ENDPOINT[2]
+    return DEFAULT_CONTROLLER_ENDPOINT

@@ -1,0 +1,172 @@
+"""A replica on this broker: its log, its leadership, and who waits for more.
+
+The produce path appends through here, the fetch path reads through here; whatever becomes visible wakes the waiters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from moldau.cluster import PartitionLeader
+from moldau.kernel import ErrorCode, KafkaError
+from moldau.storage import AppendResult, LogSlice, PartitionLog
+
+if TYPE_CHECKING:
+    from moldau.broker.replicas import Replicas
+
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+
+
+class Partition:
+    __slots__ = (
+        "_flush_waiters",
+        "_flushing",
+        "_replicas",
+        "_waiters",
+        "index",
+        "leader",
+        "leader_epoch",
+        "leader_id",
+        "log",
+        "min_in_sync",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(self, replicas: Replicas, topic: str, topic_id: bytes, index: int, log: PartitionLog) -> None:
+        self._replicas = replicas
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.log = log
+        self.leader: PartitionLeader | None = None
+        self.leader_id = -1
+        self.leader_epoch = -1
+        self.min_in_sync = 1
+        # Called (and dropped) when more becomes visible; each fetch that waits adds one.
+        self._waiters: list[Callable[[], None]] | None = None
+        self._flush_waiters: list[tuple[int, asyncio.Future[None]]] | None = None
+        self._flushing = False
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.index}"
+
+    # -- leadership ----------------------------------------------------------------------------------------------------
+
+    def lead(self, node_id: int, leader_epoch: int, isr: tuple[int, ...]) -> None:
+        if self.leader is None or leader_epoch > self.leader_epoch:
+            self.log.epochs.assign(leader_epoch, self.log.end_offset)
+            self.leader = PartitionLeader(node_id, leader_epoch, isr, self.log.start_offset)
+        self.leader.isr = isr
+        self.leader_id = node_id
+        self.leader_epoch = leader_epoch
+        self.leader.advance(self.log.end_offset)
+
+    def require_leader(self, epoch_of_client: int = -1) -> PartitionLeader:
+        """Trap 20: an older epoch is fenced, a newer one is news to us."""
+        if epoch_of_client >= 0 and epoch_of_client != self.leader_epoch:
+            if epoch_of_client < self.leader_epoch:
+                raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
+            raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+        if self.leader is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return self.leader
+
+    @property
+    def high_watermark(self) -> int:
+        return self.leader.high_watermark if self.leader is not None else self.log.start_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        bound = self.log.last_stable_offset_bound
+        high_watermark = self.high_watermark
+        return high_watermark if bound is None else min(bound, high_watermark)
+
+    # -- in ------------------------------------------------------------------------------------------------------------
+
+    def append(self, batch: bytearray | memoryview, acks: int, now_ms: int) -> AppendResult:
+        """Append one batch as the leader; everything order-sensitive happens before this returns."""
+        leader = self.leader
+        if leader is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if acks == -1 and self.min_in_sync > 1:
+            leader.check_in_sync(self.min_in_sync)
+        log = self.log
+        result = log.append_as_leader(batch, leader.leader_epoch, now_ms)
+        if leader.advance(log.end_offset) and self._waiters:
+            self.wake()
+        return result
+
+    def wake(self) -> None:
+        """Something became visible, or will never: let every waiting fetch look again."""
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter()
+
+    def add_waiter(self, waiter: Callable[[], None]) -> None:
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+
+    def drop_waiter(self, waiter: Callable[[], None]) -> None:
+        if self._waiters and waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+    # -- out -----------------------------------------------------------------------------------------------------------
+
+    def visible_end(self, isolation_level: int) -> int:
+        return self.last_stable_offset if isolation_level == READ_COMMITTED else self.high_watermark
+
+    def read(self, offset: int, bytes_max: int, isolation_level: int, *, at_least_one: bool) -> LogSlice | None:
+        return self.log.read(offset, bytes_max, offset_max=self.visible_end(isolation_level), at_least_one=at_least_one)
+
+    # -- durability ----------------------------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Sync in a thread; appends that come meanwhile share the next one (group commit)."""
+        if self._flushing:
+            return
+        task = self.log.flush_task()
+        if task is None:
+            self._release_flush_waiters()
+            return
+        self._flushing = True
+        future = self._replicas.run_in_thread(task.run)
+        future.add_done_callback(lambda finished: self._on_flushed(task, finished))
+
+    def _on_flushed(self, task: object, finished: asyncio.Future[None]) -> None:
+        self._flushing = False
+        error = finished.exception()
+        if error is not None:
+            self._replicas.on_flush_failed(self, error)
+            for _, waiter in self._flush_waiters or ():
+                if not waiter.done():
+                    waiter.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+            self._flush_waiters = None
+            return
+        self.log.complete_flush(task)  # type: ignore[arg-type]
+        self._release_flush_waiters()
+        if self._flush_waiters:
+            self.flush_soon()
+
+    def _release_flush_waiters(self) -> None:
+        if not self._flush_waiters:
+            return
+        durable = self.log.recovery_point
+        for end_offset, waiter in self._flush_waiters:
+            if end_offset <= durable and not waiter.done():
+                waiter.set_result(None)
+        self._flush_waiters = [entry for entry in self._flush_waiters if entry[0] > durable]
+
+    async def wait_flushed(self, end_offset: int) -> None:
+        """Wait until everything below `end_offset` is on disk."""
+        if self.log.recovery_point >= end_offset:
+            return
+        future: asyncio.Future[None] = self._replicas.loop.create_future()
+        if self._flush_waiters is None:
+            self._flush_waiters = []
+        self._flush_waiters.append((end_offset, future))
+        self.flush_soon()
+        await future

@@ -1,0 +1,248 @@
+"""The configuration that is in force: defaults, server.properties, environment, flags, and what was set at run time.
+
+One place reads files and the environment (`load_settings`); everyone else asks a `Settings` object. Precedence as in
+Kafka: set for this broker at run time, set for all brokers at run time, static (flag > environment > file), default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from moldau.broker.properties import parse_properties
+from moldau.cluster import ConfigKind, MetadataImage
+from moldau.cluster.config_catalogue import (
+    ConfigKey,
+    ConfigValue,
+    ConfigValueError,
+    broker_key,
+    broker_keys,
+    broker_synonyms,
+    nearest_key,
+    parse_value,
+    topic_key,
+    topic_keys,
+    topic_synonyms,
+)
+from moldau.storage import LogConfig
+
+ENVIRONMENT_PREFIX = "MOLDAU_"
+# Names with our prefix that are not configuration keys.
+_ENVIRONMENT_OTHERS = ("MOLDAU_TEST_", "MOLDAU_BOOTSTRAP", "MOLDAU_BENCH_")
+
+
+class Source:
+    """Where a value comes from, by DescribeConfigs' numbers."""
+
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC = 4
+    DEFAULT = 5
+    GROUP = 8
+
+
+class Setting(NamedTuple):
+    """A value under one name and where it comes from."""
+
+    name: str
+    value: str | None
+    source: int
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot start a broker; one clear line."""
+
+
+class Settings:
+    def __init__(self, static: Mapping[str, str]) -> None:
+        self.static = dict(static)
+        self._own: Mapping[str, str] = {}
+        self._cluster: Mapping[str, str] = {}
+        self._parsed: dict[str, Any] = {}
+        self.node_id = int(self.value("node.id"))  # type: ignore[arg-type]
+
+    def apply_dynamic(self, image: MetadataImage) -> None:
+        """Take over what was set at run time."""
+        self._own = image.config(ConfigKind.BROKER, str(self.node_id))
+        self._cluster = image.config(ConfigKind.BROKER, "")
+        self._parsed.clear()
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def layers(self, name: str) -> Iterator[Setting]:
+        """Every layer that gives this very key a value, the one in force first."""
+        if name in self._own:
+            yield Setting(name, self._own[name], Source.DYNAMIC_BROKER)
+        if name in self._cluster:
+            yield Setting(name, self._cluster[name], Source.DYNAMIC_DEFAULT_BROKER)
+        if name in self.static:
+            yield Setting(name, self.static[name], Source.STATIC)
+        key = broker_key(name)
+        if key is not None and key.default is not None:
+            yield Setting(name, key.default, Source.DEFAULT)
+
+    def value(self, name: str) -> ConfigValue | None:
+        """The typed value in force, None where there is none."""
+        if name in self._parsed:
+            return self._parsed[name]  # type: ignore[no-any-return]
+        key = broker_key(name)
+        assert key is not None, f"{name} is not in the catalogue"
+        setting = next(self.layers(name), None)
+        value = None if setting is None or setting.value is None else parse_value(key, setting.value)
+        self._parsed[name] = value
+        return value
+
+    def integer(self, name: str) -> int:
+        value = self.value(name)
+        assert isinstance(value, int), name
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.value(name)
+        return "" if value is None else str(value)
+
+    def flag(self, name: str) -> bool:
+        return bool(self.value(name))
+
+    def items(self, name: str) -> tuple[str, ...]:
+        value = self.value(name)
+        return value if isinstance(value, tuple) else ()
+
+    def is_set(self, name: str) -> bool:
+        """Whether anyone chose a value, as opposed to the default."""
+        return name in self.static or name in self._own or name in self._cluster
+
+    @property
+    def auto_create_topics(self) -> bool:
+        return self.flag("auto.create.topics.enable")
+
+    @property
+    def delete_topics(self) -> bool:
+        return self.flag("delete.topic.enable")
+
+    @property
+    def log_directories(self) -> tuple[str, ...]:
+        return self.items("log.dirs") or self.items("log.dir")
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def topic_setting(self, name: str, overrides: Mapping[str, str]) -> Setting:
+        """The value of a topic's key: its own, else the broker's under the topic key's synonyms, else the default."""
+        if name in overrides:
+            return Setting(name, overrides[name], Source.TOPIC)
+        key = topic_key(name)
+        assert key is not None, name
+        for synonym in topic_synonyms(name):
+            setting = next(self.layers(synonym.name), None)
+            if setting is not None and setting.value is not None and setting.source != Source.DEFAULT:
+                value = setting.value if synonym.scale == 1 else str(int(setting.value) * synonym.scale)
+                return Setting(name, value, setting.source)
+        return Setting(name, key.default, Source.DEFAULT)
+
+    def topic_value(self, name: str, overrides: Mapping[str, str]) -> Any:
+        key = topic_key(name)
+        assert key is not None, name
+        text = self.topic_setting(name, overrides).value
+        return None if text is None else parse_value(key, text)
+
+    def log_config(self, overrides: Mapping[str, str]) -> LogConfig:
+        """What a topic's logs obey."""
+
+        def value(name: str) -> Any:
+            return self.topic_value(name, overrides)
+
+        policy = value("cleanup.policy")
+        return LogConfig(
+            segment_bytes=value("internal.segment.bytes") or value("segment.bytes"),
+            segment_ms=value("segment.ms"),
+            segment_jitter_ms=value("segment.jitter.ms"),
+            segment_index_bytes=value("segment.index.bytes"),
+            index_interval_bytes=value("index.interval.bytes"),
+            max_message_bytes=value("max.message.bytes"),
+            message_timestamp_type=value("message.timestamp.type"),
+            message_timestamp_before_max_ms=value("message.timestamp.before.max.ms"),
+            message_timestamp_after_max_ms=value("message.timestamp.after.max.ms"),
+            compression_type=value("compression.type"),
+            compression_gzip_level=value("compression.gzip.level"),
+            compression_lz4_level=value("compression.lz4.level"),
+            compression_zstd_level=value("compression.zstd.level"),
+            compact="compact" in policy,
+            delete="delete" in policy,
+            flush_messages=value("flush.messages"),
+            flush_ms=value("flush.ms"),
+            file_delete_delay_ms=value("file.delete.delay.ms"),
+            retention_ms=value("retention.ms"),
+            retention_bytes=value("retention.bytes"),
+            producer_id_expiration_ms=self.integer("producer.id.expiration.ms"),
+        )
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
+def load_settings(
+    file_text: str | None, flags: Iterable[tuple[str, str]], environment: Mapping[str, str]
+) -> tuple[Settings, list[str]]:
+    """Settings and warnings about keys that nobody knows; ConfigError in one line for a value that no key takes."""
+    static: dict[str, str] = {}
+    if file_text is not None:
+        try:
+            static.update(parse_properties(file_text))
+        except ValueError as error:
+            raise ConfigError(f"the configuration file does not parse: {error}") from None
+    warnings: list[str] = []
+    static.update(_from_environment(environment, warnings))
+    static.update(flags)
+    if "broker.id" in static and "node.id" not in static:
+        static["node.id"] = static["broker.id"]
+    static.setdefault("node.id", "1")
+    for name, text in static.items():
+        key = broker_key(name)
+        if key is None:
+            near = nearest_key(name)
+            warnings.append(f"unknown key {name}" + (f"; did you mean {near}?" if near else ""))
+            continue
+        _check(key, text)
+    return Settings(static), warnings
+
+
+def _check(key: ConfigKey, text: str) -> None:
+    try:
+        parse_value(key, text)
+    except ConfigValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def environment_name(key: str) -> str:
+    """`log.retention.ms` -> MOLDAU_LOG_RETENTION_MS; '-' becomes '__' and '_' becomes '___', as Kafka's images do."""
+    return ENVIRONMENT_PREFIX + key.replace("_", "___").replace("-", "__").replace(".", "_").upper()
+
+
+def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[str, str]]:
+    ours = [
+        name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(_ENVIRONMENT_OTHERS)
+    ]
+    if not ours:
+        return
+    keys = {environment_name(key.name): key.name for key in broker_keys()}
+    for name in ours:
+        key = keys.get(name)
+        if key is not None:
+            yield key, environment[name]
+            continue
+        near = nearest_key(name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", "."))
+        hint = f"; did you mean {environment_name(near)}?" if near else ""
+        warnings.append(f"environment variable {name} names no key{hint}")
+
+
+def listed_topic_keys() -> Iterator[ConfigKey]:
+    return (key for key in topic_keys() if key.listed)
+
+
+def listed_broker_keys() -> Iterator[ConfigKey]:
+    return (key for key in broker_keys() if key.listed)
+
+
+def strongest_synonym(name: str) -> str:
+    return broker_synonyms(name)[0].name

@@ -1,0 +1,13 @@
+"""The `moldau` command. Starting a broker and talking to one are different worlds, so each is imported when needed."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line; the process ends with its exit code."""
+    from moldau.cli.app import app
+
+    app()
+
+
+__all__ = ["main"]

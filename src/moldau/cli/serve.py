@@ -1,0 +1,177 @@
+"""`moldau up`, `moldau broker`, `moldau storage`: the commands that run or prepare a node on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from moldau.broker import Node, Settings
+
+EXIT_ERROR, EXIT_USAGE = 1, 2
+# What a laptop wants otherwise than a server: no waiting when a group starts.
+UP_SETTINGS = {"group.initial.rebalance.delay.ms": "100"}
+
+Override = Annotated[
+    list[str] | None,
+    typer.Option("-X", metavar="KEY=VALUE", help="Set a configuration key; may be given several times."),
+]
+
+
+def up(
+    brokers: Annotated[int, typer.Option(help="How many brokers to run.")] = 1,
+    port: Annotated[int, typer.Option(help="Port for clients; 0 takes a free one.")] = 9092,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    data: Annotated[str, typer.Option(help="Directory for the data.")] = "./.moldau",
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="Keep nothing: data goes when the broker stops.")
+    ] = False,
+    override: Override = None,
+) -> None:
+    """Start a broker on this machine, with good defaults, in the foreground."""
+    if brokers != 1:
+        _fail(f"--brokers {brokers}: one broker is what this version runs; clusters are not built yet", code=EXIT_USAGE)
+    directory = tempfile.mkdtemp(prefix="moldau-") if ephemeral else os.path.abspath(data)
+    address = f"[{host}]" if ":" in host else host
+    flags = {
+        **UP_SETTINGS,
+        "listeners": f"PLAINTEXT://{address}:{port}",
+        "log.dirs": directory,
+        **_overrides(override),
+    }
+    try:
+        _serve(None, flags, greet=True)
+    finally:
+        if ephemeral:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def broker(
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="A server.properties file, as Kafka has it.")
+    ] = None,
+    override: Override = None,
+) -> None:
+    """Run one node from a server.properties written for Kafka. An empty directory is formatted."""
+    text = _read(config) if config is not None else None
+    _serve(text, _overrides(override), greet=False)
+
+
+def format_storage(
+    config: Annotated[str | None, typer.Option("--config", "-c", help="A server.properties file.")] = None,
+    cluster_id: Annotated[str | None, typer.Option(help="The cluster's id; a new one by default.")] = None,
+    override: Override = None,
+    ignore_formatted: Annotated[
+        bool, typer.Option("--ignore-formatted", help="Leave formatted directories alone.")
+    ] = False,
+) -> None:
+    """Give empty data directories their identity. `moldau broker` does this by itself."""
+    from moldau.broker.storage_tool import AlreadyFormattedError, format_storage
+
+    settings = _load(_read(config) if config is not None else None, _overrides(override))
+    try:
+        formatted = format_storage(settings, cluster_id, ignore_formatted=ignore_formatted)
+    except (AlreadyFormattedError, ValueError) as error:
+        _fail(str(error))
+    for directory, identity in formatted:
+        print(f"formatted {directory} cluster.id={identity}")
+
+
+def storage_info(
+    config: Annotated[str | None, typer.Option("--config", "-c", help="A server.properties file.")] = None,
+    override: Override = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table, json or jsonl.")] = "table",
+) -> None:
+    """Show whose the data directories are and what is in them."""
+    from moldau.broker.storage_tool import describe_storage
+
+    settings = _load(_read(config) if config is not None else None, _overrides(override))
+    rows = describe_storage(settings)
+    if output == "table":
+        for row in rows:
+            print("  ".join(f"{key}={value}" for key, value in row.items()))
+        return
+    import json
+
+    if output == "json":
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            print(json.dumps(row))
+
+
+# -- the work ----------------------------------------------------------------------------------------------------------
+
+
+def _serve(file_text: str | None, flags: dict[str, str], *, greet: bool) -> NoReturn:
+    from moldau.broker import ConfigError, StartError, run_broker
+    from moldau.storage import LogDirectoryError
+
+    settings = _load(file_text, flags)
+
+    def on_ready(node: Node) -> None:
+        print(f"ready bootstrap={node.bootstrap} node={node.node_id} cluster={node.cluster_id}", flush=True)
+        if greet and sys.stdout.isatty():
+            _greet(node)
+
+    try:
+        code = run_broker(settings, on_ready=on_ready)
+    except ConfigError as error:
+        _fail(str(error), code=EXIT_USAGE)
+    except (StartError, LogDirectoryError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or 'the disk'}: {error.strerror or error}")
+    raise typer.Exit(code)
+
+
+def _greet(node: Node) -> None:
+    print(
+        "\nTry it in another terminal:\n"
+        f"  echo hello | moldau produce greetings -b {node.bootstrap}\n"
+        f"  moldau consume greetings -b {node.bootstrap}\n"
+        "or point any Kafka client at this address. Ctrl-C stops the broker.\n",
+        flush=True,
+    )
+
+
+def _load(file_text: str | None, flags: dict[str, str]) -> Settings:
+    from moldau.broker import ConfigError, load_settings
+
+    try:
+        settings, warnings = load_settings(file_text, flags.items(), os.environ)
+    except ConfigError as error:
+        _fail(str(error), code=EXIT_USAGE)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return settings
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        _fail(f"cannot read {path}: {error.strerror}", code=EXIT_USAGE)
+    except UnicodeDecodeError:
+        _fail(f"cannot read {path}: it is not a text file", code=EXIT_USAGE)
+
+
+def _overrides(given: list[str] | None) -> dict[str, str]:
+    values = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            _fail(f"-X {text}: write it as -X key=value", code=EXIT_USAGE)
+        values[key.strip()] = value.strip()
+    return values
+
+
+def _fail(message: str, *, code: int = EXIT_ERROR) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(code)

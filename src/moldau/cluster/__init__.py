@@ -1,0 +1,107 @@
+"""The cluster's metadata and its controller: records -> delta -> immutable image; decisions -> records.
+
+Knows no clock, socket or thread; files only through the Disk port (`metadata_log`). Read `image` first, then `delta`,
+then the decisions: `topics`, `configs`, `brokers`, `features`, `producer_ids`.
+"""
+
+from moldau.cluster.brokers import (
+    FENCE,
+    UNFENCE,
+    change_fencing,
+    decide_assign_directory,
+    decide_elect_leaders,
+    lead_again,
+    register_broker,
+    register_controller,
+)
+from moldau.cluster.configs import decide_alter_configs, decide_incremental_alter_configs, validate_topic_configs
+from moldau.cluster.decision import Decision
+from moldau.cluster.delta import MetadataDelta
+from moldau.cluster.features import (
+    METADATA_VERSION,
+    METADATA_VERSION_MAX,
+    METADATA_VERSION_MIN,
+    FeatureRange,
+    advertised_levels,
+    decide_update_features,
+    levels_kept_only,
+    metadata_release,
+    parse_level,
+)
+from moldau.cluster.features import SUPPORTED as SUPPORTED_FEATURES
+from moldau.cluster.image import (
+    BrokerRegistration,
+    ConfigKind,
+    ConfigResource,
+    ControllerRegistration,
+    Endpoint,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from moldau.cluster.leadership import PartitionLeader
+from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
+from moldau.cluster.metadata_log import SNAPSHOT_AFTER_BYTES, MetadataLog
+from moldau.cluster.producer_ids import decide_allocate_producer_ids
+from moldau.cluster.snapshot import (
+    BOOTSTRAP_CHECKPOINT,
+    VoterSet,
+    checkpoint_name,
+    decode_control_record,
+    image_records,
+    parse_checkpoint_name,
+    write_snapshot,
+)
+from moldau.cluster.topic_names import INTERNAL_TOPICS, topic_name_problem
+from moldau.cluster.topics import TopicDecider, TopicDefaults, decide_delete_topics
+
+__all__ = [
+    "BOOTSTRAP_CHECKPOINT",
+    "FENCE",
+    "INTERNAL_TOPICS",
+    "METADATA_DIRECTORY",
+    "METADATA_VERSION",
+    "METADATA_VERSION_MAX",
+    "METADATA_VERSION_MIN",
+    "SNAPSHOT_AFTER_BYTES",
+    "SUPPORTED_FEATURES",
+    "UNFENCE",
+    "BrokerRegistration",
+    "ConfigKind",
+    "ConfigResource",
+    "ControllerRegistration",
+    "Decision",
+    "Endpoint",
+    "FeatureRange",
+    "MetadataDelta",
+    "MetadataImage",
+    "MetadataLog",
+    "PartitionImage",
+    "PartitionLeader",
+    "TopicDecider",
+    "TopicDefaults",
+    "TopicImage",
+    "VoterSet",
+    "advertised_levels",
+    "change_fencing",
+    "checkpoint_name",
+    "decide_allocate_producer_ids",
+    "decide_alter_configs",
+    "decide_assign_directory",
+    "decide_delete_topics",
+    "decide_elect_leaders",
+    "decide_incremental_alter_configs",
+    "decide_update_features",
+    "decode_control_record",
+    "image_records",
+    "lead_again",
+    "levels_kept_only",
+    "metadata_release",
+    "parse_checkpoint_name",
+    "parse_level",
+    "register_broker",
+    "register_controller",
+    "topic_name_problem",
+    "validate_topic_configs",
+    "write_snapshot",
+]

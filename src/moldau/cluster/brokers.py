@@ -1,0 +1,164 @@
+"""Decisions about brokers: registration, fencing, and who leads their partitions.
+
+Pure. A broker registers fenced, opens its logs, and is unfenced; partitions that it may lead get it as their leader
+then. Every change of leadership raises the leader epoch, which is what lets readers notice a truncated log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moldau.cluster.decision import Decision
+from moldau.cluster.features import FeatureRange
+from moldau.cluster.image import Endpoint, MetadataImage, PartitionImage
+from moldau.kernel import NO_LEADER, ErrorCode, KafkaError
+from moldau.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
+from moldau.protocol.messages.metadata_records.broker_registration_change_record import BrokerRegistrationChangeRecord
+from moldau.protocol.messages.metadata_records.partition_change_record import PartitionChangeRecord
+from moldau.protocol.messages.metadata_records.register_broker_record import RegisterBrokerRecord
+from moldau.protocol.messages.metadata_records.register_controller_record import RegisterControllerRecord
+
+PREFERRED, UNCLEAN = 0, 1
+FENCE, UNFENCE = 1, -1
+
+
+def register_controller(
+    node_id: int, incarnation_id: bytes, endpoints: Sequence[Endpoint], features: Mapping[str, FeatureRange]
+) -> RegisterControllerRecord:
+    return RegisterControllerRecord(
+        controller_id=node_id,
+        incarnation_id=incarnation_id,
+        end_points=[RegisterControllerRecord.ControllerEndpoint(*endpoint) for endpoint in endpoints],
+        features=[
+            RegisterControllerRecord.ControllerFeature(name, each.low, each.high) for name, each in features.items()
+        ],
+    )
+
+
+def register_broker(
+    node_id: int,
+    epoch: int,
+    incarnation_id: bytes,
+    endpoints: Sequence[Endpoint],
+    features: Mapping[str, FeatureRange],
+    rack: str | None,
+    log_directories: Sequence[bytes],
+) -> RegisterBrokerRecord:
+    """A new incarnation; its epoch is the offset of this very record."""
+    return RegisterBrokerRecord(
+        broker_id=node_id,
+        incarnation_id=incarnation_id,
+        broker_epoch=epoch,
+        end_points=[RegisterBrokerRecord.BrokerEndpoint(*endpoint) for endpoint in endpoints],
+        features=[RegisterBrokerRecord.BrokerFeature(name, each.low, each.high) for name, each in features.items()],
+        rack=rack,
+        fenced=True,
+        log_dirs=list(log_directories),
+    )
+
+
+def change_fencing(image: MetadataImage, node_id: int, fenced: int) -> BrokerRegistrationChangeRecord:
+    return BrokerRegistrationChangeRecord(broker_id=node_id, broker_epoch=image.brokers[node_id].epoch, fenced=fenced)
+
+
+def lead_again(image: MetadataImage, node_id: int, *, unclean: bool) -> Iterator[PartitionChangeRecord]:
+    """What a returning broker leads.
+
+    Partitions without a leader that have it among their in-sync (or eligible, KIP-966) replicas get it. After an
+    unclean stop the ones that it already leads get a new epoch, because the end of their logs may be gone.
+    """
+    for topic in image.topics.values():
+        for index, partition in enumerate(topic.partitions):
+            if node_id not in partition.replicas:
+                continue
+            if partition.leader == NO_LEADER and node_id in (*partition.isr, *partition.elr):
+                yield PartitionChangeRecord(
+                    partition_id=index,
+                    topic_id=topic.id,
+                    leader=node_id,
+                    isr=None if partition.isr else [node_id],
+                    eligible_leader_replicas=[] if partition.elr else None,
+                    last_known_elr=[] if partition.last_known_elr else None,
+                )
+            elif partition.leader == node_id and unclean:
+                yield PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=node_id)
+
+
+def decide_assign_directory(
+    image: MetadataImage, topic: str, index: int, node_id: int, directory_id: bytes
+) -> Decision[None]:
+    """A replica lives in another of its broker's directories now."""
+    found = image.topics.get(topic)
+    if found is None:
+        return Decision(None)
+    partition = found.partitions[index]
+    directories = [
+        directory_id if replica == node_id else directory
+        for replica, directory in zip(partition.replicas, partition.directories, strict=True)
+    ]
+    return Decision(None, [PartitionChangeRecord(partition_id=index, topic_id=found.id, directories=directories)])
+
+
+def decide_elect_leaders(image: MetadataImage, request: ElectLeadersRequest) -> Decision[ElectLeadersResponse]:
+    """Give partitions back to their preferred leaders, or force one (unclean)."""
+    results: dict[str, list[ElectLeadersResponse.PartitionResult]] = {}
+    records: list[Any] = []
+    wanted = request.topic_partitions
+    everything = wanted is None
+    named = (
+        [(topic.name, index) for topic in image.topics.values() for index in range(len(topic.partitions))]
+        if wanted is None
+        else [(topic.topic, index) for topic in wanted for index in topic.partitions]
+    )
+    for name, index in named:
+        result = ElectLeadersResponse.PartitionResult(partition_id=index)
+        try:
+            records.append(_elect(image, name, index, request.election_type))
+        except KafkaError as refusal:
+            if everything and refusal.code == ErrorCode.ELECTION_NOT_NEEDED:
+                continue
+            result.error_code, result.error_message = refusal.code, refusal.message
+        results.setdefault(name, []).append(result)
+    response = ElectLeadersResponse(
+        replica_election_results=[
+            ElectLeadersResponse.ReplicaElectionResult(name, partitions) for name, partitions in results.items()
+        ]
+    )
+    return Decision(response, records)
+
+
+def _elect(image: MetadataImage, name: str, index: int, election_type: int) -> PartitionChangeRecord:
+    topic = image.topics.get(name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}")
+    if not 0 <= index < len(topic.partitions):
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
+    partition = topic.partitions[index]
+    alive = {broker.node_id for broker in image.alive_brokers}
+    if election_type == PREFERRED:
+        leader = _preferred(partition, alive)
+    else:
+        leader = _unclean(partition, alive)
+    return PartitionChangeRecord(
+        partition_id=index, topic_id=topic.id, leader=leader, isr=None if leader in partition.isr else [leader]
+    )
+
+
+def _preferred(partition: PartitionImage, alive: set[int]) -> int:
+    preferred = partition.replicas[0]
+    if partition.leader == preferred:
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
+    if preferred not in alive or preferred not in partition.isr:
+        raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
+    return preferred
+
+
+def _unclean(partition: PartitionImage, alive: set[int]) -> int:
+    if partition.leader != NO_LEADER:
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
+    candidates = [replica for replica in partition.replicas if replica in alive]
+    if not candidates:
+        raise KafkaError(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE)
+    in_sync = [replica for replica in candidates if replica in partition.isr]
+    return (in_sync or candidates)[0]

@@ -1,0 +1,183 @@
+"""Feature levels: what this version of Moldau can promise, what the cluster agreed on, and what that means on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moldau.cluster.decision import Decision
+from moldau.cluster.image import MetadataImage
+from moldau.kernel import ErrorCode, KafkaError
+
+METADATA_VERSION = "metadata.version"
+KRAFT_VERSION = "kraft.version"
+METADATA_VERSION_MIN = 7  # 3.3-IV3
+METADATA_VERSION_MAX = 30  # 4.3-IV0
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRange:
+    low: int
+    high: int
+
+    def __contains__(self, level: int) -> bool:
+        return self.low <= level <= self.high
+
+
+# Only what is really kept: consumer groups and transactions raise their ceilings when they are served.
+SUPPORTED: Mapping[str, FeatureRange] = {
+    METADATA_VERSION: FeatureRange(METADATA_VERSION_MIN, METADATA_VERSION_MAX),
+    KRAFT_VERSION: FeatureRange(0, 1),
+    "transaction.version": FeatureRange(0, 0),
+    "group.version": FeatureRange(0, 0),
+}
+
+_METADATA_RELEASES = {
+    7: "3.3-IV3",
+    8: "3.4-IV0",
+    9: "3.5-IV0",
+    10: "3.5-IV1",
+    11: "3.5-IV2",
+    12: "3.6-IV0",
+    13: "3.6-IV1",
+    14: "3.6-IV2",
+    15: "3.7-IV0",
+    16: "3.7-IV1",
+    17: "3.7-IV2",
+    18: "3.7-IV3",
+    19: "3.7-IV4",
+    20: "3.8-IV0",
+    21: "3.9-IV0",
+    22: "4.0-IV0",
+    23: "4.0-IV1",
+    24: "4.0-IV2",
+    25: "4.0-IV3",
+    26: "4.1-IV0",
+    27: "4.1-IV1",
+    28: "4.2-IV0",
+    29: "4.2-IV1",
+    30: "4.3-IV0",
+}
+# Record key -> (metadata.version from which on, record version), newest first.
+_RECORD_VERSIONS = {
+    0: ((30, 4), (17, 3), (8, 2), (0, 1)),
+    3: ((23, 2), (17, 1), (0, 0)),
+    5: ((23, 2), (17, 1), (0, 0)),
+    17: ((30, 3), (17, 2), (0, 1)),
+}
+
+
+def record_version(record: Any, metadata_version: int) -> int:
+    """The version in which a metadata record is written at this metadata.version."""
+    for since, version in _RECORD_VERSIONS.get(record.API_KEY, ()):
+        if metadata_version >= since:
+            return version
+    return 0
+
+
+def metadata_release(level: int) -> str:
+    """The name that people know a metadata.version by."""
+    return _METADATA_RELEASES.get(level, str(level))
+
+
+def parse_level(feature: str, text: str) -> int:
+    """A level as a number or, for metadata.version, as a release such as 4.3-IV0 or 4.3."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    if feature == METADATA_VERSION:
+        matches = [level for level, name in _METADATA_RELEASES.items() if name == text or name.split("-")[0] == text]
+        if matches:
+            return max(matches)
+    raise ValueError(f"{text!r} is no level of {feature}: give a number{_release_hint(feature)}")
+
+
+def _release_hint(feature: str) -> str:
+    return " or a release such as 4.3-IV0" if feature == METADATA_VERSION else ""
+
+
+def levels_kept_only(image: MetadataImage) -> dict[str, int]:
+    """Finalized levels above what we can promise: kept in the log, not advertised."""
+    return {
+        name: level
+        for name, level in image.features.items()
+        if name != METADATA_VERSION and (name not in SUPPORTED or level > SUPPORTED[name].high)
+    }
+
+
+def advertised_levels(image: MetadataImage, kraft_version: int) -> dict[str, int]:
+    """What ApiVersions names as finalized."""
+    levels = {
+        name: level for name, level in image.features.items() if name in SUPPORTED and level <= SUPPORTED[name].high
+    }
+    levels[METADATA_VERSION] = min(image.features.get(METADATA_VERSION, METADATA_VERSION_MIN), METADATA_VERSION_MAX)
+    if kraft_version:
+        levels[KRAFT_VERSION] = kraft_version
+    return levels
+
+
+# Upgrade types of UpdateFeatures.
+UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
+
+
+def decide_update_features(image: MetadataImage, request: Any, version: int) -> Decision[Any]:
+    """UpdateFeatures: all of the changes or, when one is refused, none of them (KIP-584, KIP-1022)."""
+    from moldau.protocol.messages.metadata_records.feature_level_record import FeatureLevelRecord
+    from moldau.protocol.messages.update_features import UpdateFeaturesResponse
+
+    records = []
+    results = []
+    refusal: KafkaError | None = None
+    for update in request.feature_updates:
+        upgrade_type = update.upgrade_type
+        if version == 0:
+            upgrade_type = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
+        try:
+            _check_update(image, update.feature, update.max_version_level, upgrade_type)
+        except KafkaError as error:
+            refusal = refusal or error
+            results.append(UpdateFeaturesResponse.UpdatableFeatureResult(update.feature, error.code, error.message))
+            continue
+        results.append(UpdateFeaturesResponse.UpdatableFeatureResult(update.feature, ErrorCode.NONE, None))
+        if image.features.get(update.feature, 0) != update.max_version_level:
+            records.append(FeatureLevelRecord(name=update.feature, feature_level=update.max_version_level))
+    response = UpdateFeaturesResponse(results=[] if version >= 2 else results)
+    if refusal is not None:
+        records = []
+        if version >= 2:
+            message = f"The update failed for all features since the following feature had an error: {refusal.message}"
+            response = UpdateFeaturesResponse(error_code=refusal.code, error_message=message)
+    return Decision(response, () if request.validate_only else records)
+
+
+def _check_update(image: MetadataImage, name: str, level: int, upgrade_type: int) -> None:
+    now = image.features.get(name, 0)
+    if upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            "The controller does not support the given upgrade type.",
+        )
+    supported = SUPPORTED.get(name)
+    if level < 0 or supported is None or level not in supported:
+        known = "no level" if supported is None else f"only versions {supported.low}-{supported.high}"
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Invalid update version {level} for feature {name}. Local controller supports {known}.",
+        )
+    if level < now and upgrade_type == UPGRADE:
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Invalid update version {level} for feature {name}. Can't downgrade the version of this feature without"
+            " setting the upgrade type to either safe or unsafe downgrade.",
+        )
+    if level > now and upgrade_type != UPGRADE:
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Invalid update version {level} for feature {name}. Can't downgrade to a newer version.",
+        )
+    if name == METADATA_VERSION and level < now:
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Invalid metadata.version {level}. Refusing to perform the requested downgrade because it might delete"
+            " metadata information.",
+        )

@@ -1,0 +1,188 @@
+"""The metadata log `__cluster_metadata-0` with its snapshots and the quorum's vote file, on a disk.
+
+Opens what is there (ours or Apache Kafka's), replays it into an image, appends decisions as batches. Does not decide
+and does not wait: durability is reported by whoever ran the flush task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from moldau.cluster.delta import MetadataDelta
+from moldau.cluster.features import METADATA_VERSION, METADATA_VERSION_MAX, record_version
+from moldau.cluster.image import MetadataImage
+from moldau.cluster.snapshot import (
+    KRAFT_VERSION,
+    KRAFT_VOTERS,
+    LEADER_CHANGE,
+    VoterSet,
+    checkpoint_name,
+    image_records,
+    parse_checkpoint_name,
+    read_batches,
+    write_snapshot,
+)
+from moldau.consensus import QuorumState
+from moldau.kernel import METADATA_TOPIC_ID, Disk, parse_uuid, uuid_text
+from moldau.protocol.batches import Record, build_batch, control_key
+from moldau.protocol.messages.raft.leader_change_message import LeaderChangeMessage
+from moldau.protocol.metadata_records import encode_metadata_record
+from moldau.storage import LogConfig, PartitionLog
+
+DIRECTORY = "__cluster_metadata-0"
+QUORUM_STATE = "quorum-state"
+BATCH_BYTES_MAX = 8 << 20
+REPLAY_BYTES = 1 << 20
+# A snapshot is taken after this many bytes of new records (metadata.log.max.record.bytes.between.snapshots).
+SNAPSHOT_AFTER_BYTES = 20 << 20
+SNAPSHOTS_KEPT = 2
+_BEGIN, _END, _ABORT = 23, 24, 25
+
+
+class MetadataLog:
+    def __init__(self, disk: Disk, log_directory: str, *, now_ms: int, say: Callable[[str], None]) -> None:
+        self._disk = disk
+        self._say = say
+        self.path = f"{log_directory}/{DIRECTORY}"
+        config = LogConfig(max_message_bytes=BATCH_BYTES_MAX, segment_bytes=1 << 30)
+        names = disk.list(self.path) if disk.exists(self.path) else []
+        self._snapshots = sorted(filter(None, map(parse_checkpoint_name, names)))
+        start = self._snapshots[-1][0] if self._snapshots else 0
+        self.log = PartitionLog.open(
+            disk, self.path, config, now_ms=now_ms, start_offset=0, topic_id=METADATA_TOPIC_ID, say=say
+        )
+        if self.log.end_offset < start:
+            self.log.truncate_fully_and_start_at(start)
+        self.voters = VoterSet()
+        self.bytes_since_snapshot = 0
+
+    # -- the vote file -------------------------------------------------------------------------------------------------
+
+    def read_quorum_state(self) -> QuorumState:
+        path = f"{self.path}/{QUORUM_STATE}"
+        if not self._disk.exists(path):
+            return QuorumState(epoch=max(self.log.epochs.latest, 0))
+        try:
+            state = json.loads(self._disk.read_file(path))
+            return QuorumState(
+                epoch=state["leaderEpoch"],
+                leader_id=state["leaderId"],
+                voted_id=state["votedId"],
+                voted_directory_id=parse_uuid(state.get("votedDirectoryId", uuid_text(bytes(16)))),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); the vote of this node is lost") from None
+
+    def write_quorum_state(self, state: QuorumState, voters: Sequence[int]) -> None:
+        """Durably, before anyone is told of the vote."""
+        fields: dict[str, Any] = {"leaderId": state.leader_id, "leaderEpoch": state.epoch, "votedId": state.voted_id}
+        if self.voters.kraft_version == 0:
+            fields |= {"appliedOffset": 0, "currentVoters": [{"voterId": voter} for voter in voters], "data_version": 0}
+            fields = {"clusterId": "", **fields}
+        else:
+            fields |= {"votedDirectoryId": uuid_text(state.voted_directory_id), "data_version": 1}
+        self._disk.replace_file(f"{self.path}/{QUORUM_STATE}", json.dumps(fields, separators=(",", ":")).encode())
+
+    # -- replay --------------------------------------------------------------------------------------------------------
+
+    def load(self) -> MetadataImage:
+        """The image at the end of the log: newest readable snapshot, then every batch after it."""
+        image = MetadataImage()
+        for end_offset, epoch in reversed(self._snapshots):
+            path = f"{self.path}/{checkpoint_name(end_offset, epoch)}"
+            delta = MetadataDelta(image)
+            for _, _, _, records, controls in read_batches(self._disk.read_file(path)):
+                delta.replay_all(records)
+                self._replay_controls(controls)
+            image = delta.image(end_offset - 1, epoch)
+            break
+        return self._replay_log(image)
+
+    def _replay_log(self, image: MetadataImage) -> MetadataImage:
+        delta = MetadataDelta(image)
+        offset, epoch = image.offset, image.epoch
+        # Records between Begin and End count only together (KIP-868).
+        transaction: list[Any] | None = None
+        position = max(image.offset + 1, self.log.start_offset)
+        while position < self.log.end_offset:
+            piece = self.log.read(position, REPLAY_BYTES, offset_max=self.log.end_offset)
+            if piece is None:
+                break
+            data = piece.read()
+            self.bytes_since_snapshot += len(data)
+            for base_offset, last_offset, batch_epoch, records, controls in read_batches(data):
+                if base_offset <= image.offset:
+                    continue
+                self._replay_controls(controls)
+                for record in records:
+                    key = getattr(record, "API_KEY", None)  # None: of a newer Kafka, kept in the log
+                    if key == _BEGIN:
+                        transaction = []
+                    elif key == _END:
+                        delta.replay_all(transaction or ())
+                        transaction = None
+                    elif key == _ABORT:
+                        transaction = None
+                    elif transaction is not None:
+                        transaction.append(record)
+                    else:
+                        delta.replay(record)
+                offset, epoch = last_offset, batch_epoch
+            position = piece.next_offset
+        return delta.image(offset, epoch)
+
+    def _replay_controls(self, controls: Sequence[tuple[int, Any]]) -> None:
+        for kind, message in controls:
+            if kind == KRAFT_VERSION:
+                self.voters = VoterSet(message.kraft_version, self.voters.record)
+            elif kind == KRAFT_VOTERS:
+                self.voters = VoterSet(self.voters.kraft_version, message)
+
+    # -- append --------------------------------------------------------------------------------------------------------
+
+    def append_leader_change(
+        self, epoch: int, leader_id: int, voters: Sequence[int], granting: Sequence[int], now_ms: int
+    ) -> int:
+        """Open an epoch; the offset of its first record."""
+        message = LeaderChangeMessage(
+            leader_id=leader_id,
+            voters=[LeaderChangeMessage.Voter(voter) for voter in voters],
+            granting_voters=[LeaderChangeMessage.Voter(voter) for voter in granting],
+        )
+        record = Record(0, now_ms, control_key(LEADER_CHANGE), message.encode(0))
+        batch = build_batch([record], leader_epoch=epoch, control=True)
+        return self.log.append_control(batch, epoch, now_ms).base_offset
+
+    def append(self, records: Sequence[Any], metadata_version: int, epoch: int, now_ms: int) -> tuple[int, int]:
+        """One batch; (first offset, last offset). Written, not yet durable."""
+        entries = [
+            Record(index, now_ms, None, encode_metadata_record(record, record_version(record, metadata_version)))
+            for index, record in enumerate(records)
+        ]
+        batch = build_batch(entries, leader_epoch=epoch)
+        result = self.log.append_as_leader(batch, epoch, now_ms)
+        self.bytes_since_snapshot += len(batch)
+        return result.base_offset, result.last_offset
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def write_snapshot(self, image: MetadataImage, now_ms: int) -> None:
+        """Bound the next replay to what comes after `image`, which must be committed."""
+        end_offset = image.offset + 1
+        if self._snapshots and self._snapshots[-1][0] >= end_offset:
+            return
+        level = image.features.get(METADATA_VERSION, METADATA_VERSION_MAX)
+        data = write_snapshot(image_records(image), level, self.voters, epoch=image.epoch, now_ms=now_ms)
+        self._disk.replace_file(f"{self.path}/{checkpoint_name(end_offset, image.epoch)}", data)
+        self._snapshots.append((end_offset, image.epoch))
+        self.bytes_since_snapshot = 0
+        while len(self._snapshots) > SNAPSHOTS_KEPT:
+            self._disk.remove(f"{self.path}/{checkpoint_name(*self._snapshots.pop(0))}")
+        # What every kept snapshot covers is not needed any more.
+        self.log.delete_records_before(self._snapshots[0][0])
+        self._say(f"metadata_snapshot_written end_offset={end_offset} epoch={image.epoch} bytes={len(data)}")
+
+    def close(self, now_ms: int) -> None:
+        self.log.close(clean=True, now_ms=now_ms)

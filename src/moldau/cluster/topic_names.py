@@ -1,0 +1,36 @@
+"""Kafka's rules for the names of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+TOPIC_NAME_CHARACTERS_MAX = 249
+_LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+def topic_name_problem(name: str) -> str | None:
+    """Why `name` cannot name a topic, or None when it can."""
+    if not name:
+        return "Topic name is invalid: the empty string is not allowed"
+    if name in (".", ".."):
+        return f"Topic name is invalid: '{name}' is not allowed"
+    if len(name) > TOPIC_NAME_CHARACTERS_MAX:
+        return (
+            f"Topic name is invalid: the length of '{name}' is longer than the max allowed length"
+            f" {TOPIC_NAME_CHARACTERS_MAX}"
+        )
+    if not _LEGAL.issuperset(name):
+        return (
+            f"Topic name is invalid: '{name}' contains one or more characters other than ASCII alphanumerics,"
+            " '.', '_' and '-'"
+        )
+    return None
+
+
+def collides_with(name: str, existing: Iterable[str]) -> str | None:
+    """A topic whose metric name would be the same: '.' and '_' are one character there."""
+    if "." not in name and "_" not in name:
+        return None
+    unified = name.replace(".", "_")
+    return next((other for other in existing if other != name and other.replace(".", "_") == unified), None)

@@ -1,0 +1,1 @@
+"""Records of the topics that coordinators keep their state in. Nothing is imported here."""

@@ -1,0 +1,1 @@
+"""Records of KRaft's metadata log. Nothing is imported here."""

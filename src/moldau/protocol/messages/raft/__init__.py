@@ -1,0 +1,1 @@
+"""Control records and files of the Raft quorum. Nothing is imported here."""

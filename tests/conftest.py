@@ -1,0 +1,26 @@
+"""What every test may ask for. Keep it small: fixtures of one package live in that package's own conftest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# `from tests.oracle import ...` and `from tools... import ...` work whichever way pytest was started.
+ROOT = str(Path(__file__).resolve().parent.parent)
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+from tests.oracle import RunningKafka, require_oracle, shared_kafka  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKafka]:
+    """The Apache Kafka that all tests of this run share, also over xdist workers: use topic names of your own."""
+    require_oracle()
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if base.name.startswith("popen-") else base
+    with shared_kafka(run / "apache-kafka") as kafka:
+        yield kafka
