@@ -67,7 +67,10 @@ def read_listeners(settings: Settings) -> list[ListenerSpec]:
         if host in WILDCARDS:
             raise ConfigError(f"advertised.listeners: {name} must name an address that clients can reach, not {host!r}")
     controllers = {name.upper() for name in settings.items("controller.listener.names")}
-    protocols = _protocol_map(settings.items("listener.security.protocol.map"))
+    protocols = _protocol_map(filter(None, settings.text("listener.security.protocol.map").split(",")))
+    if not settings.is_set("listener.security.protocol.map"):
+        # Kafka's default for controllers, unless the map says otherwise (KIP-631).
+        protocols |= {name: "PLAINTEXT" for name in controllers if name not in _PROTOCOLS}
     specs = [
         ListenerSpec(name, host, port, _protocol(name, protocols), advertised.get(name), name in controllers)
         for name, host, port in listeners

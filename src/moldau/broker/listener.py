@@ -138,11 +138,11 @@ class Listener:
         timeout = self.config.idle_ms_max / 1000
         if timeout <= 0:
             return
-        oldest = self.loop.time() - timeout
-        for connection in [each for each in self.connections if each.last_active < oldest]:
-            if not connection.is_owed_answers:
+        for connection in list(self.connections):
+            connection.idle_sweeps += 1
+            if connection.idle_sweeps > IDLE_SWEEPS_PER_TIMEOUT and not connection.is_owed_answers:
                 connection.close()
-        self._sweeper = self.loop.call_later(max(timeout / IDLE_SWEEPS_PER_TIMEOUT, 0.05), self._sweep_idle)
+        self._sweeper = self.loop.call_later(timeout / IDLE_SWEEPS_PER_TIMEOUT, self._sweep_idle)
 
     # -- memory for unfinished frames ----------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from moldau.storage import AppendResult
-
 
 class TopicCounters:
     __slots__ = ("bytes_in", "bytes_out", "messages_in")
@@ -35,14 +33,6 @@ class Metrics:
         if counters is None:
             counters = self.topics[name] = TopicCounters()
         return counters
-
-    def on_produced(self, topic: str, size: int, result: AppendResult) -> None:
-        counters = self.topics.get(topic) or self.topic(topic)
-        counters.bytes_in += size
-        counters.messages_in += result.last_offset - result.base_offset + 1
-
-    def on_fetched(self, topic: str, size: int) -> None:
-        self.topic(topic).bytes_out += size
 
     def forget(self, topic: str) -> None:
         self.topics.pop(topic, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from moldau.broker.dispatch import Context, Dispatcher
 from moldau.broker.endpoints import WILDCARDS, ListenerSpec, read_listeners
 from moldau.broker.fetch_sessions import FetchSessions
 from moldau.broker.formatting import bootstrap_records, format_directories, random_uuid
+from moldau.broker.http import HttpListener
 from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listener, ListenerConfig
 from moldau.broker.metrics import Metrics
 from moldau.broker.producer_ids import ProducerIds
@@ -98,6 +100,9 @@ class Node:
         self._specs: list[ListenerSpec] = []
         self._housekeeper: Any = None
         self._checkpoint_at_ms = 0
+        self._busy = 0.0
+        self._load_since = (_cpu_ms(), clock.monotonic_ms())
+        self.http: HttpListener | None = None
         self._incarnation_id = random_uuid(dice)
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -169,6 +174,7 @@ class Node:
             self._disk,
             by_id,
             self.settings,
+            self.metrics,
             clock=self.clock,
             dice=self._dice,
             loop=self.loop,
@@ -292,6 +298,19 @@ class Node:
         self._checkpoint_at_ms = self.clock.monotonic_ms()
         self._keep_house()
 
+    async def start_http(self) -> None:
+        """Metrics and health; a port that is taken costs a line in the log, not the broker."""
+        address = self.settings.text("moldau.http.listener")
+        if not address:
+            return
+        host, _, port = address.rpartition(":")
+        try:
+            self.http = HttpListener(self, host.strip("[]"), int(port))
+            await self.http.start()
+        except (OSError, ValueError) as error:
+            self.http = None
+            self.say(f"http_unavailable moldau.http.listener={address} reason={str(error)!r}")
+
     # -- following the metadata ----------------------------------------------------------------------------------------
 
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -302,7 +321,8 @@ class Node:
             self.fetch_sessions.slots = self.settings.integer("max.incremental.fetch.session.cache.slots")
         self.replicas.apply(delta, image)
         for topic in delta.topics_removed.values():
-            self.metrics.forget(topic.name)
+            if topic.name not in image.topics:
+                self.metrics.forget(topic.name)
 
     async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
         return await self.controller.change(lambda image: self.topic_decider.create(image, request))
@@ -371,11 +391,6 @@ class Node:
                     type(response).NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack)
                 )
 
-    def on_fetched(self, topic: str | bytes, size: int) -> None:
-        name = self.image.topic_names.get(topic) if isinstance(topic, bytes) else topic
-        if name is not None:
-            self.metrics.on_fetched(name, size)
-
     def disk_space(self, path: str) -> tuple[int, int]:
         """(total, usable) bytes of the disk under a directory."""
         return self._disk.total_bytes(path), self._disk.free_bytes(path)
@@ -389,9 +404,20 @@ class Node:
                 return f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
         raise AssertionError("a node has a broker listener")
 
+    def busy_fraction(self) -> float:
+        """The share of a core that this process used since the last housekeeping but one."""
+        return self._busy
+
+    def _measure_load(self) -> None:
+        cpu_ms, wall_ms = _cpu_ms(), self.clock.monotonic_ms()
+        if wall_ms > self._load_since[1]:
+            self._busy = min(1.0, (cpu_ms - self._load_since[0]) / (wall_ms - self._load_since[1]))
+        self._load_since = (cpu_ms, wall_ms)
+
     # -- housekeeping --------------------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
+        self._measure_load()
         self.replicas.flush_due()
         self.replicas.delete_due_segments()
         now_ms = self.clock.monotonic_ms()
@@ -424,6 +450,8 @@ class Node:
         self.is_stopping = True
         if self._housekeeper is not None:
             self._housekeeper.cancel()
+        if self.http is not None:
+            self.http.close()
         for listener in self.listeners:
             listener.stop_accepting()
         for partition in self.replicas:
@@ -443,6 +471,10 @@ class Node:
 
     def _owed(self) -> bool:
         return any(connection.is_owed_answers for listener in self.listeners for connection in listener.connections)
+
+
+def _cpu_ms() -> int:
+    return time.process_time_ns() // 1_000_000
 
 
 def controller_endpoint(specs: Sequence[ListenerSpec]) -> tuple[str, str, int]:

@@ -9,14 +9,16 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from moldau.broker.metrics import TopicCounters
 from moldau.cluster import PartitionLeader
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.storage import AppendResult, LogSlice, PartitionLog
+from moldau.storage import AppendResult, LogConfig, LogSlice, PartitionLog
 
 if TYPE_CHECKING:
     from moldau.broker.replicas import Replicas
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+INT64_MAX = 2**63 - 1
 
 
 class Partition:
@@ -25,6 +27,8 @@ class Partition:
         "_flushing",
         "_replicas",
         "_waiters",
+        "counters",
+        "flushes",
         "index",
         "leader",
         "leader_epoch",
@@ -35,12 +39,17 @@ class Partition:
         "topic_id",
     )
 
-    def __init__(self, replicas: Replicas, topic: str, topic_id: bytes, index: int, log: PartitionLog) -> None:
+    def __init__(
+        self, replicas: Replicas, topic: str, topic_id: bytes, index: int, log: PartitionLog, counters: TopicCounters
+    ) -> None:
         self._replicas = replicas
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.log = log
+        self.counters = counters
+        # Whether answers wait for the disk (`flush.messages`).
+        self.flushes = log.config.flush_messages < INT64_MAX
         self.leader: PartitionLeader | None = None
         self.leader_id = -1
         self.leader_epoch = -1
@@ -52,6 +61,11 @@ class Partition:
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}"
+
+    def apply_config(self, config: LogConfig, min_in_sync: int) -> None:
+        self.log.apply_config(config)
+        self.flushes = config.flush_messages < INT64_MAX
+        self.min_in_sync = min_in_sync
 
     # -- leadership ----------------------------------------------------------------------------------------------------
 
@@ -97,6 +111,10 @@ class Partition:
         result = log.append_as_leader(batch, leader.leader_epoch, now_ms)
         if leader.advance(log.end_offset) and self._waiters:
             self.wake()
+        if not result.duplicate:
+            counters = self.counters
+            counters.bytes_in += len(batch)
+            counters.messages_in += result.last_offset - result.base_offset + 1
         return result
 
     def wake(self) -> None:

@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from moldau.broker.metrics import Metrics
 from moldau.broker.partition import Partition
 from moldau.broker.replica_moves import ReplicaMove
 from moldau.broker.settings import Settings
 from moldau.cluster import ConfigKind, MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from moldau.kernel import ZERO_UUID, Clock, Dice, Disk, ErrorCode, KafkaError, TopicPartition, parse_uuid
+from moldau.protocol.wire import write_uvarint
 from moldau.storage import LogDirectory, PartitionLog
 
 # Directory ids below this are reserved by KRaft (unassigned, lost, migrating).
@@ -28,6 +30,7 @@ class Replicas:
         disk: Disk,
         directories: dict[bytes, LogDirectory],
         settings: Settings,
+        metrics: Metrics,
         *,
         clock: Clock,
         dice: Dice,
@@ -39,6 +42,7 @@ class Replicas:
         self._disk = disk
         self._directories = directories
         self._settings = settings
+        self._metrics = metrics
         self._clock = clock
         self._dice = dice
         self.loop = loop
@@ -46,6 +50,8 @@ class Replicas:
         self._on_fault = on_fault
         self._by_name: dict[str, list[Partition | None]] = {}
         self._by_id: dict[bytes, list[Partition | None]] = {}
+        # The same by the name's bytes as flexible requests carry it, length included (`single_batch`).
+        self.by_wire_name: dict[bytes, list[Partition | None]] = {}
         self._counts = dict.fromkeys(directories, 0)
         self._checkpointed: dict[str, dict[bytes, Any]] = {}
         self._deletions: list[str] = []
@@ -131,9 +137,11 @@ class Replicas:
     ) -> None:
         config = self._settings.log_config(image.config(ConfigKind.TOPIC, topic.name))
         min_in_sync = self._min_in_sync(topic.name, image)
+        counters = self._metrics.topic(topic.name)
         partitions = self._by_name.get(topic.name)
         if partitions is None:
             partitions = self._by_name[topic.name] = self._by_id[topic.id] = []
+            self.by_wire_name[wire_name(topic.name)] = partitions
         for index, assigned in enumerate(topic.partitions):
             if index == len(partitions):
                 partitions.append(None)
@@ -145,7 +153,7 @@ class Replicas:
                 log = self._open(name, topic.id, directory_id, loaded, config)
                 if log is None:
                     continue
-                partition = partitions[index] = Partition(self, topic.name, topic.id, index, log)
+                partition = partitions[index] = Partition(self, topic.name, topic.id, index, log, counters)
             if partition is not None:
                 partition.min_in_sync = min_in_sync
                 self._follow_leadership(partition, assigned)
@@ -211,8 +219,7 @@ class Replicas:
             min_in_sync = self._min_in_sync(name, image)
             for partition in self._by_name.get(name, ()):
                 if partition is not None:
-                    partition.log.apply_config(config)
-                    partition.min_in_sync = min_in_sync
+                    partition.apply_config(config, min_in_sync)
 
     def _min_in_sync(self, topic: str, image: MetadataImage) -> int:
         value = self._settings.topic_value("min.insync.replicas", image.config(ConfigKind.TOPIC, topic))
@@ -224,6 +231,7 @@ class Replicas:
         """Out of sight at once, off the disk later."""
         partitions = self._by_name.pop(topic.name, None) or []
         self._by_id.pop(topic.id, None)
+        self.by_wire_name.pop(wire_name(topic.name), None)
         for partition in partitions:
             if partition is None:
                 continue
@@ -337,6 +345,14 @@ class Replicas:
         self.checkpoint()
         for directory in self.directories:
             directory.write_clean_shutdown(broker_epoch)
+
+
+def wire_name(topic: str) -> bytes:
+    """A topic's name as a compact string."""
+    out = bytearray()
+    encoded = topic.encode()
+    write_uvarint(out, len(encoded) + 1)
+    return bytes(out) + encoded
 
 
 class _Loaded:

@@ -61,6 +61,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
     node.start()
+    await node.start_http()
     gc.freeze()
     on_ready(node)
     waits: set[asyncio.Future[Any]] = {asked, node.failed}

@@ -8,7 +8,7 @@ after a crash: they were not yet durable, or belong to a tail that was cut and w
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,16 +21,15 @@ from moldau.storage.leader_epochs import LeaderEpochs
 from moldau.storage.producer_state import ProducerStates
 from moldau.storage.scan import SegmentScan, scan_segment
 from moldau.storage.segment import (
-    INDEX_SUFFIX,
+    INDEX_SUFFIXES,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     Segment,
 )
 from moldau.storage.snapshots import Snapshots
-from moldau.storage.transaction_index import AbortedTransaction, TransactionIndex
+from moldau.storage.transaction_index import TransactionIndex
 
 EPOCHS_FILE = "leader-epoch-checkpoint"
 DELETED_SUFFIX = ".deleted"
@@ -69,6 +68,7 @@ def load(
 ) -> LoadedLog:
     names = _clear_leftovers(disk, directory, names, config)
     bases, snapshots = _sort_names(disk, directory, names)
+    bases = _remove_below(disk, directory, bases, start_offset)
     segments = [
         Segment(
             disk,
@@ -110,7 +110,7 @@ def _settle_start(loader: _Loader, loaded: LoadedLog, start_offset: int, now_ms:
             segment.open()
             disk.sync_directory(loader.directory)
     loaded.start_offset = max(start_offset, segments[0].base_offset)
-    loaded.recovery_point = min(max(loaded.recovery_point, loaded.start_offset), loaded.end_offset)
+    loaded.recovery_point = min(loaded.recovery_point, loaded.end_offset)
     loaded.epochs.truncate_from_end(loaded.end_offset)
     loaded.epochs.truncate_from_start(loaded.start_offset)
     return loaded
@@ -119,8 +119,8 @@ def _settle_start(loader: _Loader, loaded: LoadedLog, start_offset: int, now_ms:
 # -- names in the directory --------------------------------------------------------------------------------------------
 
 
-def remove_segment(disk: Disk, segment: Segment) -> None:
-    for suffix in SEGMENT_SUFFIXES:
+def remove_segment(disk: Disk, segment: Segment, suffixes: tuple[str, ...] = SEGMENT_SUFFIXES) -> None:
+    for suffix in suffixes:
         remove_if_there(disk, segment.stem + suffix)
     segment.file = None
 
@@ -148,7 +148,7 @@ def _sort_names(disk: Disk, directory: str, names: list[str]) -> tuple[list[int]
         elif (offset := _offset_of(name, SNAPSHOT_SUFFIX)) is not None:
             snapshots.append(offset)
         else:
-            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
+            for suffix in INDEX_SUFFIXES:
                 if (offset := _offset_of(name, suffix)) is not None:
                     indexes.append((offset, name))
     known = set(bases)
@@ -156,6 +156,15 @@ def _sort_names(disk: Disk, directory: str, names: list[str]) -> tuple[list[int]
         if offset not in known:
             disk.remove(f"{directory}/{name}")
     return bases, snapshots
+
+
+def _remove_below(disk: Disk, directory: str, bases: list[int], start_offset: int) -> list[int]:
+    """Segments that end below the log's start were deleted; a crash may have brought some of them back."""
+    count = max(bisect_right(bases, start_offset) - 1, 0)
+    for base in bases[:count]:
+        for suffix in SEGMENT_SUFFIXES:
+            remove_if_there(disk, f"{directory}/{base:020d}{suffix}")
+    return bases[count:]
 
 
 def _clear_leftovers(disk: Disk, directory: str, names: list[str], config: LogConfig) -> list[str]:
@@ -275,17 +284,19 @@ class _Loader:
         return LoadedLog(self.segments, 0, end_offset, recovery_point, epochs, producers, self.snapshots, unsynced)
 
     def _first_unsure(self) -> int:
-        """The place of the segment that holds the recovery point."""
+        """The place of the segment that holds the recovery point.
+
+        One that begins exactly there may have been rolled since, without the indexes of the one before it being safe.
+        """
         bases = [segment.base_offset for segment in self.segments]
-        return max(bisect_right(bases, self.recovery_point) - 1, 0)
+        return max(bisect_left(bases, self.recovery_point) - 1, 0)
 
     def _scan_unsure(self, first: int, producers: ProducerStates, epochs: LeaderEpochs, replay_from: int) -> int:
         """Check segments in order; cut at the first thing that is wrong. The log's end."""
         end_offset = self.segments[first].base_offset if self.segments else 0
         for place in range(first, len(self.segments)):
             segment = self.segments[place]
-            if segment.base_offset != end_offset and end_offset >= self.recovery_point and place > first:
-                # A segment that never reached the disk, or a tail cut between two batches: what follows is in the air.
+            if place > first and self._hangs_in_the_air(segment, end_offset):
                 self._cut(place, end_offset, 0, f"a gap before offset {segment.base_offset}")
                 break
             aborted = TransactionIndex()
@@ -306,6 +317,16 @@ class _Loader:
             segment.forget_indexes()
             segment.file = None
         return end_offset
+
+    def _hangs_in_the_air(self, segment: Segment, end_offset: int) -> bool:
+        """Whether something that was never durable is missing before a segment: a name or a tail that was lost.
+
+        Below the recovery point a gap is what compaction left, and in a compacted topic the one around it may be.
+        """
+        if segment.base_offset < end_offset:
+            return True
+        is_gap = segment.base_offset > max(end_offset, self.recovery_point)
+        return is_gap and (end_offset >= self.recovery_point or not self.config.compact)
 
     def _scan(
         self,
@@ -386,14 +407,7 @@ def _replayer(
         except CorruptBatchError:
             return
         if completed is not None and completed.aborted and aborted is not None:
-            aborted.append(
-                AbortedTransaction(
-                    completed.producer_id,
-                    completed.first_offset,
-                    completed.last_offset,
-                    producers.last_stable_offset_after(completed),
-                )
-            )
+            aborted.append(producers.aborted_entry(completed))
 
     return replay
 
@@ -406,13 +420,19 @@ def replay_producers(segments: list[Segment], producers: ProducerStates, from_of
         is_last = place == len(segments) - 1
         if segment.size == 0 or (not is_last and segments[place + 1].base_offset <= from_offset):
             continue
-        scan_segment(
-            segment.open(),
-            segment.size,
-            segment.base_offset,
-            index_interval_bytes=segment.interval_bytes,
-            verify=False,
-            on_producer=_replayer(producers, from_offset, None),
-        )
+        replay_segment(segment, producers, from_offset, None)
         if not is_last:
             segment.file = None
+
+
+def replay_segment(
+    segment: Segment, producers: ProducerStates, from_offset: int, aborted: TransactionIndex | None
+) -> None:
+    scan_segment(
+        segment.open(),
+        segment.size,
+        segment.base_offset,
+        index_interval_bytes=segment.interval_bytes,
+        verify=False,
+        on_producer=_replayer(producers, from_offset, aborted),
+    )

@@ -48,9 +48,9 @@ from moldau.storage.loading import (
     remove_segment,
     replay_producers,
 )
-from moldau.storage.producer_state import CompletedTransaction, ProducerStates, read_marker
+from moldau.storage.producer_state import ProducerStates, read_marker
 from moldau.storage.rolling import RollLimits, should_roll
-from moldau.storage.segment import INDEX_SUFFIX, SEGMENT_SUFFIXES, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX, Segment
+from moldau.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, SEGMENT_SUFFIXES, Segment, write_whole
 from moldau.storage.segments import LogSlice, Segments
 from moldau.storage.snapshots import Snapshots
 from moldau.storage.transaction_index import AbortedTransaction
@@ -143,7 +143,7 @@ class PartitionLog:
             self._unsynced.directory = True
             if segment is not self._segments.active:
                 self._unsynced.segments.append((segment, None))
-                self._unsynced.paths += [segment.stem + INDEX_SUFFIX, segment.stem + TIME_INDEX_SUFFIX]
+                self._unsynced.paths += [segment.stem + suffix for suffix in INDEX_SUFFIXES]
         self.config = config
         self.apply_config(config)
 
@@ -191,7 +191,6 @@ class PartitionLog:
         if stored_id is None and topic_id is not None:
             log._write_partition_metadata(topic_id)
         log.producers.expire(now_ms, config.producer_id_expiration_ms)
-        log._drop_segments_below_start()
         return log
 
     @classmethod
@@ -227,10 +226,7 @@ class PartitionLog:
     def _write_partition_metadata(self, topic_id: bytes) -> None:
         # Durable with the first flush, so before any batch of this topic is.
         path = f"{self.directory}/{PARTITION_METADATA_FILE}"
-        data = partition_metadata_text(topic_id)
-        file = self.disk.open(path, create=True)
-        file.write(0, (data,))
-        file.close()
+        write_whole(self.disk, path, partition_metadata_text(topic_id))
         self._unsynced.note_path(path)
 
     # -- configuration -------------------------------------------------------------------------------------------------
@@ -427,22 +423,7 @@ class PartitionLog:
         if header.producer_id >= 0:
             completed = self.producers.note_stored(header, batch)
             if completed is not None and completed.aborted:
-                self._note_aborted(segment, completed)
-
-    def _note_aborted(self, segment: Segment, completed: CompletedTransaction) -> None:
-        try:
-            segment.note_aborted(
-                AbortedTransaction(
-                    completed.producer_id,
-                    completed.first_offset,
-                    completed.last_offset,
-                    self.producers.last_stable_offset_after(completed),
-                )
-            )
-        except OSError as error:
-            # The marker is in the log and the index cannot say so: only recovery can put that right.
-            self._fail(f"the index of aborted transactions could not be written: {error}")
-        self._unsynced.note_path(segment.stem + TRANSACTION_INDEX_SUFFIX)
+                segment.note_aborted(self.producers.aborted_entry(completed))
 
     def _recompress(self, batch: bytearray | memoryview, codec: Compression) -> bytearray:
         recompressed = recompress(batch, read_header(batch), codec, codec_level(codec, self.config))
@@ -495,15 +476,23 @@ class PartitionLog:
     def _roll(self, now_ms: int) -> Segment:
         """Indexes and producers are written first: should one not fit on the disk, nothing has changed."""
         old, unsynced = self._segments.active, self._unsynced
-        paths = old.write_indexes()
-        paths += self._snapshots.write(self.end_offset, self.producers, self._segments.base_of(self.recovery_point))
+        self._write_indexes(old)
+        self._write_snapshot()
         unsynced.segments.append((old, old.file))
-        unsynced.paths += paths
         unsynced.directory = True
         segment = Segment(self.disk, self.directory, self.end_offset, 0, self.config.index_interval_bytes, now_ms)
         self._segments.roll(segment)
         self._limits.disarm()
         return segment
+
+    def _write_indexes(self, segment: Segment) -> None:
+        for path in segment.write_indexes():
+            self._unsynced.note_path(path)
+
+    def _write_snapshot(self) -> None:
+        recovery_base = self._segments.recovery_base(self.recovery_point)
+        for path in self._snapshots.write(self.end_offset, self.producers, recovery_base):
+            self._unsynced.note_path(path)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -584,6 +573,7 @@ class PartitionLog:
             self._remove_for_good(removed)
             segments.cut_above(offset)
             unsynced.forget_segments([*removed, segments.active])
+            segments.load_transactions(segments.active)
             end_offset, bytes_of_active = segments.active.truncate_to(offset)
             segments.active.open().sync()
             self._settle_truncation(end_offset)
@@ -598,7 +588,7 @@ class PartitionLog:
         self._say(f"log_truncated {self._name} offset={end_offset} bytes_cut={bytes_cut} reason=asked")
 
     def _remove_for_good(self, segments: list[Segment]) -> None:
-        """From the last to the first, each durably: a power cut in between leaves a shorter log, never one with a hole."""
+        """From the last to the first, each durably: a power cut in between leaves a shorter log, not one with a hole."""
         for segment in reversed(segments):
             remove_segment(self.disk, segment)
             self.disk.sync_directory(self.directory)
@@ -618,11 +608,18 @@ class PartitionLog:
         """Give up everything and go on, empty, at `offset`; durable when it returns."""
         self._check_in_service()
         bytes_cut = self.size_bytes
+        first, *others = self._segments.all
+        segment = Segment(self.disk, self.directory, offset, 0, self.config.index_interval_bytes, 0)
         try:
-            self._remove_for_good(self._segments.all)
+            self._remove_for_good(others)
+            # The last file is emptied and renamed, so that the directory names an offset at every moment.
+            file = first.open()
+            file.truncate(0)
+            file.sync()
+            if first.stem != segment.stem:
+                self.disk.rename(first.stem + LOG_SUFFIX, segment.stem + LOG_SUFFIX)
+            remove_segment(self.disk, first, INDEX_SUFFIXES)
             self._snapshots.drop_above(-1)
-            segment = Segment(self.disk, self.directory, offset, 0, self.config.index_interval_bytes, 0)
-            segment.open()
             self.disk.sync_directory(self.directory)
         except OSError as error:
             self._fail(f"truncation failed: {error}")
@@ -646,7 +643,7 @@ class PartitionLog:
         if offset <= self.start_offset:
             return
         self.start_offset = offset
-        self.recovery_point = max(self.recovery_point, offset)
+        # The recovery point stays: the segment in which the log now starts need not be durable yet.
         self.epochs.truncate_from_start(offset)
         self._drop_segments_below_start()
 
@@ -736,15 +733,11 @@ class PartitionLog:
             self._limits.disarm()
 
     def _settle(self) -> None:
-        active, unsynced = self._segments.active, self._unsynced
         try:
-            if active.size:
-                durable_base = self._segments.base_of(self.recovery_point)
-                for path in self._snapshots.write(self.end_offset, self.producers, durable_base):
-                    unsynced.note_path(path)
+            if self._segments.active.size:
+                self._write_snapshot()
             for segment in self._segments.all:
-                for path in segment.write_indexes():
-                    unsynced.note_path(path)
+                self._write_indexes(segment)
             task = self.flush_task()
         except OSError as error:
             self._fail(f"closing failed: {error}")

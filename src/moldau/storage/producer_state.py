@@ -23,6 +23,7 @@ from moldau.protocol.batches import (
     iterate_records,
 )
 from moldau.protocol.checksum import crc32c
+from moldau.storage.transaction_index import AbortedTransaction
 
 BATCHES_REMEMBERED = 5
 NO_OFFSET = -1
@@ -255,10 +256,13 @@ class ProducerStates:
             header.producer_id, header.producer_epoch, coordinator_epoch, header.base_offset, timestamp, aborted
         )
 
-    def last_stable_offset_after(self, completed: CompletedTransaction) -> int:
-        """What the transaction index records: how far readers may go once this transaction is over."""
+    def aborted_entry(self, completed: CompletedTransaction) -> AbortedTransaction:
+        """What the transaction index records, with how far readers may go now that this transaction is over."""
         first_open = self.first_open_offset
-        return completed.last_offset + 1 if first_open is None else first_open
+        last_stable_offset = completed.last_offset + 1 if first_open is None else first_open
+        return AbortedTransaction(
+            completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
+        )
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
         """Forget producers that wrote nothing for so long, unless they have a transaction open."""

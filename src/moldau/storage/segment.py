@@ -21,7 +21,16 @@ INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 TRANSACTION_INDEX_SUFFIX = ".txnindex"
 SNAPSHOT_SUFFIX = ".snapshot"
-SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+SEGMENT_SUFFIXES = (LOG_SUFFIX, *INDEX_SUFFIXES)
+
+
+def write_whole(disk: Disk, path: str, data: bytes) -> None:
+    """A file with exactly this content, not yet durable."""
+    file = disk.open(path, create=True)
+    file.write(0, (data,))
+    file.truncate(len(data))
+    file.close()
 
 
 class Segment:
@@ -44,6 +53,7 @@ class Segment:
         "stem",
         "times",
         "transactions",
+        "transactions_dirty",
     )
 
     def __init__(
@@ -62,6 +72,7 @@ class Segment:
         self.times: TimeIndex | None = None
         self.transactions: TransactionIndex | None = None
         self.indexes_dirty = False
+        self.transactions_dirty = False
         self.bytes_since_index = 0
         self.first_timestamp = NO_TIMESTAMP
         self.max_timestamp = NO_TIMESTAMP
@@ -90,19 +101,16 @@ class Segment:
         """Put the indexes into their files, not yet durably; the paths of what was written."""
         if not self.indexes_dirty:
             return []
+        if self.offsets is None or self.times is None:
+            self.load_indexes()
         assert self.offsets is not None and self.times is not None
         if self.max_timestamp_offset >= 0:
             self.times.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
-        written = []
-        for suffix, data in (
-            (INDEX_SUFFIX, self.offsets.to_bytes()),
-            (TIME_INDEX_SUFFIX, self.times.to_bytes()),
-        ):
-            file = self.disk.open(self.stem + suffix, create=True)
-            file.write(0, (data,))
-            file.truncate(len(data))
-            file.close()
-            written.append(self.stem + suffix)
+        write_whole(self.disk, self.stem + INDEX_SUFFIX, self.offsets.to_bytes())
+        write_whole(self.disk, self.stem + TIME_INDEX_SUFFIX, self.times.to_bytes())
+        written = [self.stem + INDEX_SUFFIX, self.stem + TIME_INDEX_SUFFIX]
+        if self.transactions_dirty:
+            written += self._write_transactions()
         self.indexes_dirty = False
         return written
 
@@ -193,26 +201,23 @@ class Segment:
         return self.transactions
 
     def note_aborted(self, aborted: AbortedTransaction) -> None:
-        transactions = self.load_transactions()
-        transactions.append(aborted)
-        self._write_transactions(transactions)
+        self.load_transactions().append(aborted)
+        self.transactions_dirty = self.indexes_dirty = True
 
     def replace_transactions(self, transactions: TransactionIndex) -> None:
-        """After a scan: the file holds exactly these, or is not there."""
+        """After a scan: these and no others."""
         self.transactions = transactions
-        self._write_transactions(transactions)
+        self.transactions_dirty = self.indexes_dirty = True
 
-    def _write_transactions(self, transactions: TransactionIndex) -> None:
+    def _write_transactions(self) -> list[str]:
         path = self.stem + TRANSACTION_INDEX_SUFFIX
-        if not transactions.entries:
-            if self.disk.exists(path):
-                self.disk.remove(path)
-            return
-        data = transactions.to_bytes()
-        file = self.disk.open(path, create=True)
-        file.write(0, (data,))
-        file.truncate(len(data))
-        file.close()
+        transactions = self.load_transactions()
+        if transactions.entries:
+            write_whole(self.disk, path, transactions.to_bytes())
+        elif self.disk.exists(path):
+            self.disk.remove(path)
+        self.transactions_dirty = False
+        return [path]
 
     # -- look-ups ------------------------------------------------------------------------------------------------------
 
@@ -310,6 +315,5 @@ class Segment:
         self.times.truncate(end_offset - self.base_offset)
         self.indexes_dirty = True
         self._resume()
-        if self.load_transactions().truncate(end_offset):
-            self._write_transactions(self.load_transactions())
+        self.transactions_dirty |= self.load_transactions().truncate(end_offset)
         return end_offset, cut

@@ -6,12 +6,14 @@ neither index nor header. Does not write, and does not know how far a reader may
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from moldau.kernel import File
+from moldau.storage.loading import replay_segment
+from moldau.storage.producer_state import ProducerStates
 from moldau.storage.segment import Segment
-from moldau.storage.transaction_index import AbortedTransaction
+from moldau.storage.transaction_index import AbortedTransaction, CorruptTransactionIndexError, TransactionIndex
 
 # Places where readers stopped.
 HINTS_MAX = 64
@@ -49,9 +51,9 @@ class Segments:
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.all)
 
-    def base_of(self, offset: int) -> int:
-        """The base offset of the segment in which the offset lies."""
-        return self.bases[max(bisect_right(self.bases, offset) - 1, 0)]
+    def recovery_base(self, recovery_point: int) -> int:
+        """The base offset of the segment with which a recovery from that point begins (see `loading`)."""
+        return self.bases[max(bisect_left(self.bases, recovery_point) - 1, 0)]
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -186,8 +188,20 @@ class Segments:
     def aborted_transactions(self, first_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         aborted: list[AbortedTransaction] = []
         for place in range(max(bisect_right(self.bases, first_offset) - 1, 0), len(self.all)):
-            found, complete = self.all[place].load_transactions().collect(first_offset, upper_offset)
+            found, complete = self.load_transactions(self.all[place]).collect(first_offset, upper_offset)
             aborted += found
             if complete:
                 break
         return aborted
+
+    def load_transactions(self, segment: Segment) -> TransactionIndex:
+        """A segment's aborted transactions; when their file is damaged, the batches from the log's first on tell."""
+        try:
+            return segment.load_transactions()
+        except CorruptTransactionIndexError:
+            producers, aborted = ProducerStates(), TransactionIndex()
+            for earlier in self.all[: self.all.index(segment)]:
+                replay_segment(earlier, producers, 0, None)
+            replay_segment(segment, producers, 0, aborted)
+            segment.replace_transactions(aborted)
+            return aborted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from moldau.kernel import Disk
 from moldau.storage.producer_state import CorruptSnapshotError, ProducerStates
-from moldau.storage.segment import SNAPSHOT_SUFFIX
+from moldau.storage.segment import SNAPSHOT_SUFFIX, write_whole
 
 SNAPSHOTS_KEPT = 2
 
@@ -34,11 +34,8 @@ class Snapshots:
         """Not yet durable; the path that was written, if the state at that offset was not there already."""
         if self.newest >= offset:
             return []
-        path, data = self.path(offset), producers.to_snapshot()
-        file = self._disk.open(path, create=True)
-        file.write(0, (data,))
-        file.truncate(len(data))
-        file.close()
+        path = self.path(offset)
+        write_whole(self._disk, path, producers.to_snapshot())
         self.offsets.append(offset)
         self._prune(durable_base)
         return [path]

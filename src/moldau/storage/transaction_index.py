@@ -13,6 +13,10 @@ _ENTRY = struct.Struct(">hqqqq")
 ENTRY_BYTES = _ENTRY.size
 
 
+class CorruptTransactionIndexError(ValueError):
+    """Bytes that are no index of aborted transactions: it is made again from the log."""
+
+
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction:
     producer_id: int
@@ -58,12 +62,11 @@ class TransactionIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TransactionIndex:
-        """ValueError when the bytes are no index."""
         if len(data) % ENTRY_BYTES:
-            raise ValueError(f"{len(data)} bytes are no whole number of aborted transactions")
+            raise CorruptTransactionIndexError(f"{len(data)} bytes are no whole number of aborted transactions")
         entries: list[AbortedTransaction] = []
         for version, producer_id, first_offset, last_offset, last_stable_offset in _ENTRY.iter_unpack(data):
             if version != VERSION or (entries and entries[-1].last_offset >= last_offset):
-                raise ValueError("entries of an unknown version or out of order")
+                raise CorruptTransactionIndexError("entries of an unknown version or out of order")
             entries.append(AbortedTransaction(producer_id, first_offset, last_offset, last_stable_offset))
         return cls(entries)

@@ -60,7 +60,6 @@ async def handle(request: ProduceRequest, context: Context) -> Any:
             if partition.log.flush_is_due(now_ms) and not result.duplicate:
                 waits.append(partition.wait_flushed(result.last_offset + 1))
             answers.append(_accepted(data.index, result))
-            node.metrics.on_produced(topic.name or partition.topic, len(batch), result)
         topics.append(ProduceResponse.TopicProduceResponse(topic.name, topic.topic_id, answers))
     node.metrics.produce_requests += 1
     for wait in waits:

@@ -88,9 +88,6 @@ async def handle(request: FetchRequest, context: Context) -> RawAnswer:
     elif session is not None:
         for each in found:
             session.has_news(each.key, each.error, each.size, each.high_watermark, each.log_start_offset)
-    for each in found:
-        if each.records is not None:
-            node.on_fetched(each.key[0], each.records.size)
     return RawAnswer(_encode(found, version, 0 if session is None else session.id))
 
 
@@ -189,6 +186,8 @@ def _read_one(
             )
     bytes_max = min(state.bytes_max, max(bytes_left, 0))
     records = partition.read(state.offset, bytes_max, isolation, at_least_one=at_least_one)
+    if records is not None:
+        partition.counters.bytes_out += records.size
     aborted: Sequence[tuple[int, int]] | None = None
     if isolation == READ_COMMITTED:
         aborted = (

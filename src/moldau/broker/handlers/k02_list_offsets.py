@@ -15,6 +15,7 @@ from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+LEADER_EPOCH_VERSION_MIN = 4
 _VERSION_MIN = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 PartitionResponse = ListOffsetsResponse.ListOffsetsPartitionResponse
@@ -32,9 +33,11 @@ async def handle(request: ListOffsetsRequest, context: Context) -> ListOffsetsRe
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
                 partition = context.node.replicas.require(topic.name, each.partition_index)
                 partition.require_leader(each.current_leader_epoch)
-                answer.timestamp, answer.offset, answer.leader_epoch = _find(
+                answer.timestamp, answer.offset, leader_epoch = _find(
                     partition, each.timestamp, request.isolation_level, context.version
                 )
+                if context.version >= LEADER_EPOCH_VERSION_MIN:
+                    answer.leader_epoch = leader_epoch
             except KafkaError as refusal:
                 answer.error_code = refusal.code
             answers.append(answer)
