@@ -457,7 +457,7 @@ class Node:
         for partition in self.replicas:
             partition.wake()
         deadline_ms = self.clock.monotonic_ms() + STOP_GRACE_MS
-        while self._owed() and self.clock.monotonic_ms() < deadline_ms:
+        while (self._owed() or self.replicas.is_flushing) and self.clock.monotonic_ms() < deadline_ms:
             await asyncio.sleep(0.005)
         for listener in self.listeners:
             listener.close()

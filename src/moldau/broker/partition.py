@@ -24,7 +24,7 @@ INT64_MAX = 2**63 - 1
 class Partition:
     __slots__ = (
         "_flush_waiters",
-        "_flushing",
+        "is_flushing",
         "_replicas",
         "_waiters",
         "counters",
@@ -57,7 +57,7 @@ class Partition:
         # Called (and dropped) when more becomes visible; each fetch that waits adds one.
         self._waiters: list[Callable[[], None]] | None = None
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] | None = None
-        self._flushing = False
+        self.is_flushing = False
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}"
@@ -144,18 +144,18 @@ class Partition:
 
     def flush_soon(self) -> None:
         """Sync in a thread; appends that come meanwhile share the next one (group commit)."""
-        if self._flushing:
+        if self.is_flushing:
             return
         task = self.log.flush_task()
         if task is None:
             self._release_flush_waiters()
             return
-        self._flushing = True
+        self.is_flushing = True
         future = self._replicas.run_in_thread(task.run)
         future.add_done_callback(lambda finished: self._on_flushed(task, finished))
 
     def _on_flushed(self, task: object, finished: asyncio.Future[None]) -> None:
-        self._flushing = False
+        self.is_flushing = False
         error = finished.exception()
         if error is not None:
             self._replicas.on_flush_failed(self, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from moldau.broker.metrics import Metrics
@@ -21,6 +22,7 @@ from moldau.storage import LogDirectory, PartitionLog
 
 # Directory ids below this are reserved by KRaft (unassigned, lost, migrating).
 _RESERVED_DIRECTORY_ID_MAX = 100
+CLOSING_THREADS = 16
 
 
 class Replicas:
@@ -301,6 +303,10 @@ class Replicas:
         self._say(f"flush_failed partition={partition} reason={str(error)!r}")
         self._on_fault(error)
 
+    @property
+    def is_flushing(self) -> bool:
+        return any(partition.is_flushing for partition in self)
+
     def flush_due(self) -> None:
         """The timer's part of `flush.ms`."""
         now_ms = self._clock.now_ms()
@@ -340,8 +346,9 @@ class Replicas:
     def close(self, broker_epoch: int) -> None:
         """Everything on disk, checkpointed, and the mark of a clean stop."""
         now_ms = self._clock.now_ms()
-        for partition in self:
-            partition.log.close(clean=True, now_ms=now_ms)
+        with ThreadPoolExecutor(CLOSING_THREADS) as threads:
+            # Logs share nothing, and syncs that wait together are cheaper than one after the other.
+            list(threads.map(lambda partition: partition.log.close(clean=True, now_ms=now_ms), self))
         self.checkpoint()
         for directory in self.directories:
             directory.write_clean_shutdown(broker_epoch)

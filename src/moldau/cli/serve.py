@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from moldau.broker import Node, Settings
+    from moldau.broker import Settings
 
 EXIT_ERROR, EXIT_USAGE = 1, 2
 # What a laptop wants otherwise than a server: no waiting when a group starts.
@@ -44,11 +43,7 @@ def up(
         "log.dirs": directory,
         **_overrides(override),
     }
-    try:
-        _serve(None, flags, greet=True)
-    finally:
-        if ephemeral:
-            shutil.rmtree(directory, ignore_errors=True)
+    _serve(None, flags, remove=directory if ephemeral else None, greet=sys.stdout.isatty())
 
 
 def broker(
@@ -59,7 +54,7 @@ def broker(
 ) -> None:
     """Run one node from a server.properties written for Kafka. An empty directory is formatted."""
     text = _read(config) if config is not None else None
-    _serve(text, _overrides(override), greet=False)
+    _serve(text, _overrides(override))
 
 
 def format_storage(
@@ -108,36 +103,14 @@ def storage_info(
 # -- the work ----------------------------------------------------------------------------------------------------------
 
 
-def _serve(file_text: str | None, flags: dict[str, str], *, greet: bool) -> NoReturn:
-    from moldau.broker import ConfigError, StartError, run_broker
-    from moldau.storage import LogDirectoryError
+def _serve(file_text: str | None, flags: dict[str, str], *, remove: str | None = None, greet: bool = False) -> NoReturn:
+    """Become the broker: the same process id, without the memory of the command line."""
+    import json
 
     settings = _load(file_text, flags)
-
-    def on_ready(node: Node) -> None:
-        print(f"ready bootstrap={node.bootstrap} node={node.node_id} cluster={node.cluster_id}", flush=True)
-        if greet and sys.stdout.isatty():
-            _greet(node)
-
-    try:
-        code = run_broker(settings, on_ready=on_ready)
-    except ConfigError as error:
-        _fail(str(error), code=EXIT_USAGE)
-    except (StartError, LogDirectoryError) as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.filename or 'the disk'}: {error.strerror or error}")
-    raise typer.Exit(code)
-
-
-def _greet(node: Node) -> None:
-    print(
-        "\nTry it in another terminal:\n"
-        f"  echo hello | moldau produce greetings -b {node.bootstrap}\n"
-        f"  moldau consume greetings -b {node.bootstrap}\n"
-        "or point any Kafka client at this address. Ctrl-C stops the broker.\n",
-        flush=True,
-    )
+    order = json.dumps({"settings": settings.static, "remove": remove, "greet": greet})
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "moldau.broker", order])
 
 
 def _load(file_text: str | None, flags: dict[str, str]) -> Settings:

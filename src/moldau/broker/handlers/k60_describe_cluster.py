@@ -7,7 +7,7 @@ types that do not exist with UNSUPPORTED_ENDPOINT_TYPE (trap 37). Version 2 may 
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
-from moldau.broker.handlers.k03_metadata import CLUSTER_OPERATIONS
+from moldau.broker.handlers.k03_metadata import CLUSTER_OPERATIONS, NOT_ASKED_FOR
 from moldau.kernel import ErrorCode
 from moldau.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 
@@ -20,14 +20,12 @@ async def handle(request: DescribeClusterRequest, context: Context) -> DescribeC
         return DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
             error_message=f"Unsupported endpoint type {request.endpoint_type}",
-            endpoint_type=request.endpoint_type,
         )
     if request.endpoint_type == CONTROLLERS:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             error_message="The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type"
             " CONTROLLER",
-            endpoint_type=request.endpoint_type,
         )
     brokers = sorted(node.image.brokers.values(), key=lambda broker: broker.node_id)
     return DescribeClusterResponse(
@@ -42,6 +40,6 @@ async def handle(request: DescribeClusterRequest, context: Context) -> DescribeC
             and (endpoint := node.endpoint_for(broker, context)) is not None
         ],
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else -(2**31)
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
         ),
     )

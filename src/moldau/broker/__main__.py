@@ -1,0 +1,57 @@
+"""The broker's own process: `moldau up` and `moldau broker` become this, so that it holds nothing of a command line.
+
+    python -m moldau.broker '{"settings": {...}, "remove": null, "greet": true}'
+
+Settings come parsed and checked; what still stands in the way is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import Any
+
+from moldau.broker.node import Node, StartError
+from moldau.broker.run import run_broker
+from moldau.broker.settings import ConfigError, Settings
+from moldau.storage import LogDirectoryError
+
+EXIT_ERROR, EXIT_USAGE = 1, 2
+
+
+def main(argument: str) -> int:
+    order: dict[str, Any] = json.loads(argument)
+    try:
+        return run_broker(Settings(order["settings"]), on_ready=lambda node: _announce(node, greet=order["greet"]))
+    except ConfigError as error:
+        return _fail(str(error), EXIT_USAGE)
+    except (StartError, LogDirectoryError) as error:
+        return _fail(str(error), EXIT_ERROR)
+    except OSError as error:
+        return _fail(f"{error.filename or 'the disk'}: {error.strerror or error}", EXIT_ERROR)
+    finally:
+        if order["remove"]:
+            shutil.rmtree(order["remove"], ignore_errors=True)
+
+
+def _announce(node: Node, *, greet: bool) -> None:
+    http = "" if node.http is None else f" http=127.0.0.1:{node.http.port}"
+    print(f"ready bootstrap={node.bootstrap} node={node.node_id} cluster={node.cluster_id}{http}", flush=True)
+    if greet:
+        print(
+            "\nTry it in another terminal:\n"
+            f"  echo hello | moldau produce greetings -b {node.bootstrap}\n"
+            f"  moldau consume greetings -b {node.bootstrap}\n"
+            "or point any Kafka client at this address. Ctrl-C stops the broker.\n",
+            flush=True,
+        )
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
