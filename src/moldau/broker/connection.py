@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # One read takes this much at most; small requests are handled inside this shared buffer and never copied.
 READ_BYTES = 256 << 10
+READ_BYTES_OVER_MEMORY = 4 << 10
 FRAME_PREFIX_BYTES = 4
 PARTIAL_BYTES_MIN = 1 << 10
 PARTIAL_GROWTH = 4
@@ -99,9 +100,14 @@ class Connection:
     def on_readable(self) -> None:
         listener = self._listener
         partial = self._partial
+        if listener.is_over_memory and partial is not None and not listener.may_finish(self):
+            self._pause()
+            return
         try:
             if partial is None:
-                count = self._socket.recv_into(listener.read_buffer)
+                # Over the memory cap small requests are still served, and little of a large one is taken.
+                limit = READ_BYTES_OVER_MEMORY if listener.is_over_memory else 0
+                count = self._socket.recv_into(listener.read_buffer, limit)
             else:
                 if self._filled == self._capacity:
                     partial = self._grow()
@@ -141,6 +147,7 @@ class Connection:
             if used < filled:
                 self._keep(view[used:filled])
         self._listener.release(partial)
+        self._listener.finish_frame(self)
 
     def _handle_frames(self, view: memoryview, count: int) -> int:
         """Handle whole frames in `view[:count]`; the number of bytes that they took."""
@@ -192,8 +199,6 @@ class Connection:
         self._partial = self._listener.borrow(self._capacity)
         self._partial[:size] = rest
         self._filled = size
-        if self._listener.is_over_memory and not self._paused:
-            self._pause()
 
     def _grow(self) -> bytearray:
         old = self._partial
@@ -348,6 +353,10 @@ class Connection:
         return host.removeprefix("::ffff:")
 
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def holds_partial_frame(self) -> bool:
+        return self._partial is not None
 
     @property
     def is_owed_answers(self) -> bool:

@@ -25,14 +25,20 @@ _PREFIX_AND_CORRELATION = struct.Struct(">ii")
 class Context:
     """What a handler may know besides its request."""
 
-    __slots__ = ("client_id", "connection", "listener", "node", "version")
+    __slots__ = ("client_id", "connection", "dispatcher", "node", "version")
 
-    def __init__(self, node: Node, connection: Connection, listener: str, version: int, client_id: str | None) -> None:
+    def __init__(
+        self, node: Node, connection: Connection, dispatcher: Dispatcher, version: int, client_id: str | None
+    ) -> None:
         self.node = node
         self.connection = connection
-        self.listener = listener
+        self.dispatcher = dispatcher
         self.version = version
         self.client_id = client_id
+
+    @property
+    def listener(self) -> str:
+        return self.dispatcher.listener
 
 
 Handler = Callable[[Any, Context], Coroutine[Any, None, Any]]
@@ -68,11 +74,14 @@ class Route:
 
 
 class Dispatcher:
-    """Routes of one listener."""
+    """Routes of one listener. A controller's listener serves the keys that Kafka has there, a broker's the others."""
 
-    def __init__(self, node: Node, listener: str) -> None:
+    def __init__(self, node: Node, listener: str, *, is_controller: bool) -> None:
         self._node = node
-        self._listener = listener
+        self.listener = listener
+        self.is_controller = is_controller
+        role = "controller" if is_controller else "broker"
+        self.served = {key: served for key, served in SERVED.items() if role in API_MESSAGES[key].listeners}
         self._routes: dict[int, Route] = {}
         self.fast_produce_count = 0
 
@@ -82,7 +91,7 @@ class Dispatcher:
             key, version, correlation_id, client_id, position = decode_request_header(frame)
         except ProtocolError as error:
             raise FrameError(str(error)) from None
-        if key == PRODUCE and version >= FAST_PRODUCE_VERSION_MIN:
+        if key == PRODUCE and version >= FAST_PRODUCE_VERSION_MIN and not self.is_controller:
             # One batch, nothing unusual: the way of nearly every request of a busy broker.
             answer = answer_single_batch(self._node, frame, position, version, correlation_id)
             if answer is not None:
@@ -98,13 +107,13 @@ class Dispatcher:
             # Trap 1: the body is not read; the answer is version 0 and names what we can.
             request: Any = None
             version = 0
-            context = Context(self._node, connection, self._listener, -1, client_id)
+            context = Context(self._node, connection, self, -1, client_id)
         else:
             try:
                 request = route.request.decode(frame[position:], version)
             except ProtocolError as error:
                 raise FrameError(f"{API_MESSAGES[key].name} version {version} does not parse: {error}") from None
-            context = Context(self._node, connection, self._listener, version, client_id)
+            context = Context(self._node, connection, self, version, client_id)
         route.requests_count += 1
         # Trap 2: the header of an ApiVersions answer never became flexible.
         flexible = version >= route.flexible_from and key != API_VERSIONS
@@ -115,8 +124,10 @@ class Dispatcher:
         return drive(connection, route.handle(request, context), finish)
 
     def _load(self, key: int) -> Route:
-        served = SERVED.get(key)
+        served = self.served.get(key)
         if served is None:
+            if key in SERVED:
+                raise FrameError(f"{API_MESSAGES[key].name} is not served on listener {self.listener}")
             if key in REFUSED:
                 raise FrameError(f"{API_MESSAGES[key].name} is not served: {REFUSED[key].reason}")
             raise FrameError(f"api key {key} does not exist")

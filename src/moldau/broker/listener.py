@@ -67,6 +67,8 @@ class Listener:
         self.accepted_count = 0
         self._per_address: Counter[str] = Counter()
         self._bytes_held = 0
+        self._bytes_held_max = config.request_bytes_held_max
+        self._finishing: Connection | None = None
         self._pool: dict[int, list[bytearray]] = {}
         self._pooled_bytes = 0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -122,12 +124,13 @@ class Listener:
         self.loop.add_reader(connection.fd, connection.on_readable)
 
     def _turn_away(self, accepted: socket.socket, host: str, reason: str) -> None:
-        accepted.close()
         self.say(f"connection_refused peer={host} reason={reason!r}")
+        accepted.close()
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.paused.discard(connection)
+        self.finish_frame(connection)
         host = connection.peer.rpartition(":")[0]
         self._per_address[host] -= 1
         if not self._per_address[host]:
@@ -142,13 +145,26 @@ class Listener:
             connection.idle_sweeps += 1
             if connection.idle_sweeps > IDLE_SWEEPS_PER_TIMEOUT and not connection.is_owed_answers:
                 connection.close()
+            elif connection.idle_sweeps > 1 and self.is_over_memory and connection.holds_partial_frame:
+                connection.refuse("half a frame, then silence, while memory is short")
         self._sweeper = self.loop.call_later(timeout / IDLE_SWEEPS_PER_TIMEOUT, self._sweep_idle)
 
     # -- memory for unfinished frames ----------------------------------------------------------------------------------
 
     @property
     def is_over_memory(self) -> bool:
-        return self._bytes_held > self.config.request_bytes_held_max
+        return self._bytes_held > self._bytes_held_max
+
+    def may_finish(self, connection: Connection) -> bool:
+        """Over the cap one connection at a time may go on with its frame, so that some frame is finished."""
+        if self._finishing is None:
+            self._finishing = connection
+        return self._finishing is connection
+
+    def finish_frame(self, connection: Connection) -> None:
+        if self._finishing is connection:
+            self._finishing = None
+            self.loop.call_soon(self._resume_paused)
 
     def borrow(self, capacity: int) -> bytearray:
         """A buffer of at least `capacity` bytes; large ones come back to a small pool."""
@@ -174,9 +190,8 @@ class Listener:
             self.loop.call_soon(self._resume_paused)
 
     def _resume_paused(self) -> None:
+        """Let them try again; who still may not read pauses at its next turn."""
         for connection in list(self.paused):
-            if self.is_over_memory:
-                return
             connection.resume()
 
 

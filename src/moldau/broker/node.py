@@ -26,7 +26,7 @@ from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listener, Li
 from moldau.broker.metrics import Metrics
 from moldau.broker.producer_ids import ProducerIds
 from moldau.broker.replicas import Replicas, directory_id_of
-from moldau.broker.settings import ConfigError, Settings
+from moldau.broker.settings import Settings
 from moldau.cluster import (
     FENCE,
     METADATA_VERSION,
@@ -125,8 +125,6 @@ class Node:
 
     def _open_directories(self) -> list[LogDirectory]:
         paths = self.settings.log_directories
-        if len(set(paths)) < len(paths):
-            raise ConfigError("log.dirs names a directory twice")
         directories = [LogDirectory(self._disk, path.rstrip("/") or "/") for path in paths]
         locked = []
         try:
@@ -223,7 +221,7 @@ class Node:
 
     def _open_listeners(self) -> None:
         for spec in self._specs:
-            dispatcher = Dispatcher(self, spec.name)
+            dispatcher = Dispatcher(self, spec.name, is_controller=spec.is_controller)
             config = ListenerConfig(
                 name=spec.name,
                 host=spec.host,

@@ -24,12 +24,12 @@ INT64_MAX = 2**63 - 1
 class Partition:
     __slots__ = (
         "_flush_waiters",
-        "is_flushing",
         "_replicas",
         "_waiters",
         "counters",
         "flushes",
         "index",
+        "is_flushing",
         "leader",
         "leader_epoch",
         "leader_id",

@@ -6,7 +6,7 @@ Pure: image and request in, records and response out. One topic's refusal never 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moldau.cluster.configs import validate_topic_configs
@@ -14,7 +14,7 @@ from moldau.cluster.decision import Decision
 from moldau.cluster.image import MetadataImage, TopicImage
 from moldau.cluster.placement import UsableBroker, place_replicas
 from moldau.cluster.topic_names import collides_with, topic_name_problem
-from moldau.kernel import METADATA_TOPIC_ID, ZERO_UUID, Dice, ErrorCode, KafkaError
+from moldau.kernel import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID, Dice, ErrorCode, KafkaError
 from moldau.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from moldau.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
@@ -25,7 +25,9 @@ from moldau.protocol.messages.metadata_records.topic_record import TopicRecord
 
 TOPIC_RESOURCE = 2
 DEFAULT = -1
-PARTITIONS_PER_TOPIC_MAX = 100_000
+# As Kafka: one request may not become an unbounded batch of records.
+PARTITIONS_PER_REQUEST_MAX = 10_000
+RECORDS_PER_REQUEST_MAX = 10_000
 Record = TopicRecord | PartitionRecord | ConfigRecord | RemoveTopicRecord
 
 
@@ -58,13 +60,15 @@ class TopicDecider:
         records: list[Record] = []
         results = []
         names = Counter(topic.name for topic in request.topics)
+        if self._partition_count(request) > PARTITIONS_PER_REQUEST_MAX:
+            return _refuse_all(request, "Excessively large number of partitions per request.")
+        # Topics of the same request collide too.
         taken = dict.fromkeys(image.topics)
+        for name, count in names.items():
+            if count > 1:
+                results.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
         for topic in request.topics:
             if names[topic.name] > 1:
-                results.append(_refused(topic.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
-                names[topic.name] = 0
-                continue
-            if names[topic.name] == 0:
                 continue
             try:
                 created, result = self._create_one(image, topic, list(taken))
@@ -76,11 +80,22 @@ class TopicDecider:
             if request.validate_only:
                 result.topic_id = ZERO_UUID
             results.append(result)
+        if len(records) > RECORDS_PER_REQUEST_MAX:
+            return _refuse_all(request, "Unable to perform excessively large batch operation.")
         return Decision(CreateTopicsResponse(topics=results), () if request.validate_only else records)
+
+    def _partition_count(self, request: CreateTopicsRequest) -> int:
+        default = self._defaults().partitions
+        return sum(
+            len(topic.assignments) or (default if topic.num_partitions == DEFAULT else max(topic.num_partitions, 0))
+            for topic in request.topics
+        )
 
     def _create_one(
         self, image: MetadataImage, topic: CreateTopicsRequest.CreatableTopic, taken: Sequence[str]
     ) -> tuple[list[Record], CreateTopicsResponse.CreatableTopicResult]:
+        if topic.name == METADATA_TOPIC:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {METADATA_TOPIC} is prohibited.")
         problem = topic_name_problem(topic.name)
         if problem:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -105,6 +120,7 @@ class TopicDecider:
         result = CreateTopicsResponse.CreatableTopicResult(
             name=topic.name,
             topic_id=topic_id,
+            error_message=None,
             num_partitions=len(assignments),
             replication_factor=len(assignments[0]),
             configs=self._describe_configs(checked),
@@ -125,12 +141,8 @@ class TopicDecider:
             )
         if factor < 1:
             raise KafkaError(
-                ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor was set to an invalid non-positive value."
-            )
-        if count > PARTITIONS_PER_TOPIC_MAX:
-            raise KafkaError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"{count} partitions were asked for; a topic may have {PARTITIONS_PER_TOPIC_MAX}",
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                "Replication factor must be larger than 0, or -1 to use the default value.",
             )
         return self._place(image, count, factor)
 
@@ -140,7 +152,8 @@ class TopicDecider:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot"
-                f" be reached because only {len(usable)} broker(s) are registered.",
+                f" be reached because only {len(usable)} broker(s) are registered or some brokers have all their log"
+                " directories cordoned.",
             )
         return place_replicas(usable, count, factor, self._dice)
 
@@ -181,12 +194,17 @@ class TopicDecider:
         records: list[Record] = []
         results = []
         names = Counter(topic.name for topic in request.topics)
-        for topic in request.topics:
+        for topic in {topic.name: topic for topic in request.topics}.values():
             result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name)
             try:
                 if names[topic.name] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-                records += self._add_partitions(image, topic)
+                added = self._add_partitions(image, topic)
+                if len(records) + len(added) > RECORDS_PER_REQUEST_MAX:
+                    raise KafkaError(
+                        ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
+                    )
+                records += added
             except KafkaError as refusal:
                 result.error_code, result.error_message = refusal.code, refusal.message
             results.append(result)
@@ -207,12 +225,9 @@ class TopicDecider:
                 ErrorCode.INVALID_PARTITIONS,
                 f"The topic {wanted.name} currently has {now} partition(s); {wanted.count} would not be an increase.",
             )
-        if wanted.count > PARTITIONS_PER_TOPIC_MAX:
-            raise KafkaError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"{wanted.count} partitions were asked for; a topic may have {PARTITIONS_PER_TOPIC_MAX}",
-            )
         added = wanted.count - now
+        if added > PARTITIONS_PER_REQUEST_MAX:
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         factor = len(topic.partitions[0].replicas)
         if wanted.assignments is None:
             assignments = self._place(image, added, factor)
@@ -234,9 +249,13 @@ def decide_delete_topics(
     image: MetadataImage, request: DeleteTopicsRequest, version: int, *, deletion_enabled: bool
 ) -> Decision[DeleteTopicsResponse]:
     """Remove topics by name or, from version 6, by id (trap 10)."""
+    wanted = _named_topics(request, version)
+    results = list(_refuse_deletions(image, wanted))
+    refused = {(result.name, result.topic_id) for result in results}
     records: list[Record] = []
-    results = []
-    for name, topic_id in _named_topics(request, version):
+    for name, topic_id in dict.fromkeys(wanted):
+        if (name, topic_id) in refused or _is_named_twice(image, wanted, name, topic_id):
+            continue
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         try:
             topic = _topic_to_delete(image, name, topic_id, deletion_enabled=deletion_enabled)
@@ -245,17 +264,43 @@ def decide_delete_topics(
             result.error_message = refusal.message
         else:
             result.name, result.topic_id = topic.name, topic.id
-            record = RemoveTopicRecord(topic_id=topic.id)
-            if record in records:
-                result.error_code = ErrorCode.INVALID_REQUEST
-                result.error_message = "Duplicate topic."
-            else:
-                records.append(record)
+            records.append(RemoveTopicRecord(topic_id=topic.id))
         results.append(result)
     return Decision(DeleteTopicsResponse(responses=results), records)
 
 
-def _named_topics(request: DeleteTopicsRequest, version: int) -> list[tuple[str | None, bytes]]:
+DeletedName = tuple[str | None, bytes]
+
+
+def _refuse_deletions(
+    image: MetadataImage, wanted: Sequence[DeletedName]
+) -> Iterator[DeleteTopicsResponse.DeletableTopicResult]:
+    """What is wrong with the way in which topics are named, each name once."""
+    counts = Counter(wanted)
+    for name, topic_id in counts:
+        if name is not None and topic_id != ZERO_UUID:
+            why = "You may not specify both topic name and topic id."
+        elif name is None and topic_id == ZERO_UUID:
+            why = "Neither topic name nor id were specified."
+        elif counts[name, topic_id] > 1:
+            why = "Duplicate topic id." if name is None else "Duplicate topic name."
+        elif name is not None and _is_named_twice(image, wanted, name, topic_id):
+            why = "The provided topic name maps to an ID that was already supplied."
+            topic_id = image.topics[name].id
+        else:
+            continue
+        yield DeleteTopicsResponse.DeletableTopicResult(
+            name=name, topic_id=topic_id, error_code=ErrorCode.INVALID_REQUEST, error_message=why
+        )
+
+
+def _is_named_twice(image: MetadataImage, wanted: Sequence[DeletedName], name: str | None, topic_id: bytes) -> bool:
+    """Whether a topic is named by its name and, elsewhere in the request, by its id."""
+    topic = image.topic_by_id(topic_id) if name is None else image.topics.get(name)
+    return topic is not None and (topic.name, ZERO_UUID) in wanted and (None, topic.id) in wanted
+
+
+def _named_topics(request: DeleteTopicsRequest, version: int) -> list[DeletedName]:
     if version < 6:
         return [(name, ZERO_UUID) for name in request.topic_names]
     return [(topic.name, topic.topic_id) for topic in request.topics]
@@ -264,11 +309,7 @@ def _named_topics(request: DeleteTopicsRequest, version: int) -> list[tuple[str 
 def _topic_to_delete(image: MetadataImage, name: str | None, topic_id: bytes, *, deletion_enabled: bool) -> TopicImage:
     if not deletion_enabled:
         raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
-    if name is not None and topic_id != ZERO_UUID:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
     if name is None:
-        if topic_id == ZERO_UUID:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
         topic = image.topic_by_id(topic_id)
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
@@ -279,17 +320,20 @@ def _topic_to_delete(image: MetadataImage, name: str | None, topic_id: bytes, *,
 
 
 def _manual_assignments(image: MetadataImage, topic: CreateTopicsRequest.CreatableTopic) -> Sequence[tuple[int, ...]]:
-    for given, what in ((topic.replication_factor, "replication factor"), (topic.num_partitions, "num partitions")):
+    for given, what in ((topic.replication_factor, "replication factor"), (topic.num_partitions, "numPartitions")):
         if given != DEFAULT:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
                 f"A manual partition assignment was specified, but {what} was not set to -1.",
             )
-    by_partition = {each.partition_index: tuple(each.broker_ids) for each in topic.assignments}
-    if len(by_partition) < len(topic.assignments):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Found multiple manual partition assignments for one partition."
-        )
+    by_partition: dict[int, tuple[int, ...]] = {}
+    for each in topic.assignments:
+        if each.partition_index in by_partition:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {each.partition_index}",
+            )
+        by_partition[each.partition_index] = tuple(each.broker_ids)
     if set(by_partition) != set(range(len(by_partition))):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
@@ -330,6 +374,11 @@ def _checked_assignment(
             " controlled shutdown.",
         )
     return replicas
+
+
+def _refuse_all(request: CreateTopicsRequest, why: str) -> Decision[CreateTopicsResponse]:
+    names = dict.fromkeys(topic.name for topic in request.topics)
+    return Decision(CreateTopicsResponse(topics=[_refused(name, ErrorCode.POLICY_VIOLATION, why) for name in names]))
 
 
 def _refused(name: str, code: ErrorCode, message: str | None) -> CreateTopicsResponse.CreatableTopicResult:

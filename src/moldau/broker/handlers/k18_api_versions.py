@@ -35,7 +35,8 @@ async def handle(request: ApiVersionsRequest | None, context: Context) -> ApiVer
     node = context.node
     return ApiVersionsResponse(
         api_keys=[
-            ApiVersionsResponse.ApiVersion(key, *advertised_range(served)) for key, served in sorted(SERVED.items())
+            ApiVersionsResponse.ApiVersion(key, *advertised_range(served))
+            for key, served in sorted(context.dispatcher.served.items())
         ],
         supported_features=[
             ApiVersionsResponse.SupportedFeatureKey(name, supported.low, supported.high)

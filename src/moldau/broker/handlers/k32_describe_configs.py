@@ -95,7 +95,7 @@ def topic_entry(
 def topic_configs_of_new_topic(
     settings: Settings, overrides: Mapping[str, str]
 ) -> list[CreateTopicsResponse.CreatableTopicConfigs]:
-    """The same entries in the form in which CreateTopics answers them (KIP-525)."""
+    """The same entries in the form in which CreateTopics answers them (KIP-525): own values as they were sent."""
     nothing_more = DescribeConfigsRequest()
     entries = [
         topic_entry(key, overrides, nothing_more, settings)
@@ -104,7 +104,11 @@ def topic_configs_of_new_topic(
     ]
     return [
         CreateTopicsResponse.CreatableTopicConfigs(
-            entry.name, entry.value, entry.read_only, entry.config_source, entry.is_sensitive
+            entry.name,
+            overrides.get(entry.name, entry.value),
+            entry.read_only,
+            entry.config_source,
+            entry.is_sensitive,
         )
         for entry in entries
     ]

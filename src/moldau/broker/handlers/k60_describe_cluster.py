@@ -21,6 +21,8 @@ async def handle(request: DescribeClusterRequest, context: Context) -> DescribeC
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
             error_message=f"Unsupported endpoint type {request.endpoint_type}",
         )
+    if context.dispatcher.is_controller:
+        return _controllers(request, context)
     if request.endpoint_type == CONTROLLERS:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
@@ -42,4 +44,26 @@ async def handle(request: DescribeClusterRequest, context: Context) -> DescribeC
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
         ),
+    )
+
+
+def _controllers(request: DescribeClusterRequest, context: Context) -> DescribeClusterResponse:
+    """The other side: a controller's listener knows controllers."""
+    if request.endpoint_type != CONTROLLERS:
+        return DescribeClusterResponse(
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            error_message="The request was sent to an endpoint of type CONTROLLER, but we wanted an endpoint of type"
+            " BROKER",
+        )
+    node = context.node
+    return DescribeClusterResponse(
+        endpoint_type=CONTROLLERS,
+        cluster_id=node.cluster_id,
+        controller_id=node.controller.quorum.leader_id,
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(controller.node_id, endpoint.host, endpoint.port)
+            for controller in node.image.controllers.values()
+            for endpoint in controller.endpoints
+            if endpoint.listener == context.listener
+        ],
     )
