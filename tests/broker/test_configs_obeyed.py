@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,9 +247,7 @@ def test_a_decompression_bomb_is_refused_where_the_broker_must_open_it(
     from moldau.protocol.compression import DECOMPRESSED_BYTES_MAX
 
     create(wire, "bomb", **{"compression.type": "lz4"})
-    payload = (
-        gzip.compress(gzip.compress(b"")) if DECOMPRESSED_BYTES_MAX == 0 else _gzip_zeros(DECOMPRESSED_BYTES_MAX + 1)
-    )
+    payload = _gzip_zeros(DECOMPRESSED_BYTES_MAX + 1)
     batch = seal_batch(
         payload,
         base_offset=0,
@@ -269,8 +267,6 @@ def test_a_decompression_bomb_is_refused_where_the_broker_must_open_it(
 
 
 def _gzip_zeros(size: int) -> bytes:
-    import zlib
-
     compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
     piece = bytes(1 << 20)
     out = b"".join(compressor.compress(piece) for _ in range(size // len(piece)))

@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of load: nothing that was acknowledged is lost, nothing of an idempotent producer is doubled."""
+"""SIGKILL in the middle of load: nothing that was acknowledged is lost, nothing idempotent is doubled."""
 
 from __future__ import annotations
 
