@@ -124,12 +124,13 @@ class Controller:
 
     def _finish_flush(self, task: Any, finished: asyncio.Future[None]) -> None:
         self._flushing = False
-        error = finished.exception()
-        if error is not None:
+        try:
+            finished.result()
+            self._complete(task)
+        except (OSError, KafkaError) as error:
             # Nothing is known about the log's bytes any more: the node must stop (fsyncgate).
             self._on_fault(error)
             return
-        self._complete(task)
         if self._log.log.end_offset > self._log.log.recovery_point:
             self._flushing = True
             self._loop.call_soon(self._start_flush)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from moldau.broker.metrics import TopicCounters
 from moldau.cluster import PartitionLeader
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.storage import AppendResult, LogConfig, LogSlice, PartitionLog
+from moldau.storage import AppendResult, FlushTask, LogConfig, LogSlice, PartitionLog
 
 if TYPE_CHECKING:
     from moldau.broker.replicas import Replicas
@@ -154,17 +154,18 @@ class Partition:
         future = self._replicas.run_in_thread(task.run)
         future.add_done_callback(lambda finished: self._on_flushed(task, finished))
 
-    def _on_flushed(self, task: object, finished: asyncio.Future[None]) -> None:
+    def _on_flushed(self, task: FlushTask, finished: asyncio.Future[None]) -> None:
         self.is_flushing = False
-        error = finished.exception()
-        if error is not None:
+        try:
+            finished.result()
+            self.log.complete_flush(task)
+        except (OSError, KafkaError) as error:
             self._replicas.on_flush_failed(self, error)
             for _, waiter in self._flush_waiters or ():
                 if not waiter.done():
                     waiter.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
             self._flush_waiters = None
             return
-        self.log.complete_flush(task)  # type: ignore[arg-type]
         self._release_flush_waiters()
         if self._flush_waiters:
             self.flush_soon()

@@ -197,6 +197,7 @@ def load_settings(
     if "broker.id" in static and "node.id" not in static:
         static["node.id"] = static["broker.id"]
     static.setdefault("node.id", "1")
+    static.setdefault("broker.id", static["node.id"])
     for name, text in static.items():
         key = broker_key(name)
         if key is None:

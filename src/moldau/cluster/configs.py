@@ -5,6 +5,7 @@ Pure. The rules for a single value are the catalogue's; here are the rules that 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from moldau.cluster.config_catalogue import (
 )
 from moldau.cluster.decision import Decision
 from moldau.cluster.image import ConfigKind, ConfigResource, MetadataImage
+from moldau.cluster.topic_names import topic_name_problem
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from moldau.protocol.messages.incremental_alter_configs import (
@@ -79,22 +81,20 @@ def _check_topic_rules(values: Mapping[str, str]) -> None:
 
 # -- the two requests --------------------------------------------------------------------------------------------------
 
+# A broker's own value of an integer key, for rules that compare with it.
+BrokerValue = Callable[[str], int]
+
 
 def decide_incremental_alter_configs(
-    image: MetadataImage, request: IncrementalAlterConfigsRequest, node_id: int
+    image: MetadataImage, request: IncrementalAlterConfigsRequest, node_id: int, broker_value: BrokerValue
 ) -> Decision[IncrementalAlterConfigsResponse]:
     """Set, delete, append to and subtract from single keys; each resource on its own."""
 
     def changes(resource: Any) -> Changes:
-        names = Counter(config.name for config in resource.configs)
-        if any(count > 1 for count in names.values()):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-        nulls = [each.name for each in resource.configs if each.value is None and each.config_operation != DELETE]
-        if nulls:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
+        _check_names(resource, may_be_null=lambda config: config.config_operation == DELETE)
         return _incremental_changes(image, ConfigResource(resource.resource_type, resource.resource_name), resource)
 
-    answers, records = _alter(image, request.resources, changes, node_id)
+    answers, records = _alter(image, request.resources, changes, node_id, broker_value)
     response = IncrementalAlterConfigsResponse(
         responses=[IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(*answer) for answer in answers]
     )
@@ -102,23 +102,18 @@ def decide_incremental_alter_configs(
 
 
 def decide_alter_configs(
-    image: MetadataImage, request: AlterConfigsRequest, node_id: int
+    image: MetadataImage, request: AlterConfigsRequest, node_id: int, broker_value: BrokerValue
 ) -> Decision[AlterConfigsResponse]:
     """The legacy form: what is not named goes back to its default."""
 
     def changes(resource: Any) -> Changes:
-        names = Counter(config.name for config in resource.configs)
-        if any(count > 1 for count in names.values()):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-        nulls = [each.name for each in resource.configs if each.value is None]
-        if nulls:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
+        _check_names(resource, may_be_null=lambda config: False)
         now = image.config(resource.resource_type, resource.resource_name)
         replaced: Changes = dict.fromkeys(now, None)
         replaced.update((config.name, config.value) for config in resource.configs)
         return replaced
 
-    answers, records = _alter(image, request.resources, changes, node_id)
+    answers, records = _alter(image, request.resources, changes, node_id, broker_value)
     response = AlterConfigsResponse(
         responses=[AlterConfigsResponse.AlterConfigsResourceResponse(*answer) for answer in answers]
     )
@@ -129,7 +124,11 @@ Answer = tuple[int, str | None, int, str]
 
 
 def _alter(
-    image: MetadataImage, resources: Sequence[Any], changes_of: Callable[[Any], Changes], node_id: int
+    image: MetadataImage,
+    resources: Sequence[Any],
+    changes_of: Callable[[Any], Changes],
+    node_id: int,
+    broker_value: BrokerValue,
 ) -> tuple[list[Answer], list[ConfigRecord]]:
     answers: list[Answer] = []
     records: list[ConfigRecord] = []
@@ -142,7 +141,7 @@ def _alter(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             _check_resource(image, kind, name, node_id)
             changes = changes_of(resource)
-            _check_changes(image, kind, name, changes)
+            _check_changes(image, kind, name, changes, broker_value)
             now = image.config(kind, name)
             records += [
                 ConfigRecord(resource_type=kind, resource_name=name, name=key, value=value)
@@ -155,24 +154,53 @@ def _alter(
     return answers, records
 
 
+def _check_names(resource: Any, may_be_null: Callable[[Any], bool]) -> None:
+    names = Counter(config.name for config in resource.configs)
+    if any(count > 1 for count in names.values()):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    nulls = [config.name for config in resource.configs if config.value is None and not may_be_null(config)]
+    if nulls:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
+
+
 def _check_resource(image: MetadataImage, kind: int, name: str, node_id: int) -> None:
     if kind == ConfigKind.TOPIC:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+        problem = topic_name_problem(name)
+        if problem:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if name not in image.topics:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
-    elif kind == ConfigKind.BROKER:
-        if name and (not name.lstrip("-").isdigit() or int(name) not in image.brokers):
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {node_id}, but received {name}"
-            )
-    elif kind in (ConfigKind.GROUP, ConfigKind.CLIENT_METRICS):
+    elif kind in (ConfigKind.BROKER, ConfigKind.BROKER_LOGGER):
+        _check_broker(kind, name, node_id)
+    elif kind == ConfigKind.GROUP:
         if not name:
-            what = "group ids" if kind == ConfigKind.GROUP else "subscription name"
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Default {what} are not allowed.")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+    elif kind == ConfigKind.CLIENT_METRICS:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
     else:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
 
 
-def _check_changes(image: MetadataImage, kind: int, name: str, changes: Changes) -> None:
+def _check_broker(kind: int, name: str, node_id: int) -> None:
+    if not name and kind == ConfigKind.BROKER:
+        return
+    if not name.removeprefix("-").isdecimal():
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
+    if int(name) != node_id:
+        text = (
+            f"Unexpected broker id, expected {node_id}, but received {name}"
+            if kind == ConfigKind.BROKER
+            else f"Unexpected node id. Expected {node_id}, but received {name}"
+        )
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+
+
+def _check_changes(
+    image: MetadataImage, kind: int, name: str, changes: Changes, broker_value: BrokerValue
+) -> None:
     """The values after the change must be right as a whole."""
     after = {**image.config(kind, name), **changes}
     values = {key: value for key, value in after.items() if value is not None}
@@ -184,11 +212,103 @@ def _check_changes(image: MetadataImage, kind: int, name: str, changes: Changes)
         _check_values(values, broker_key, ErrorCode.INVALID_REQUEST, None)
     elif kind == ConfigKind.GROUP:
         _check_values(values, group_key, ErrorCode.INVALID_CONFIG, "Unknown group config name: {}")
+        _check_group_rules(values, broker_value)
+    elif kind == ConfigKind.BROKER_LOGGER:
+        # Nothing here logs by Java's loggers.
+        for logger in changes:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {logger} does not exist!")
     else:
-        _check_values(values, client_metrics_key, ErrorCode.INVALID_REQUEST, "Unknown client metrics configuration: {}")
+        _check_subscription(values)
+
+
+# Keys of a group that may not leave the bounds that the brokers set, with the prefix of those.
+_BOUNDED_GROUP_KEYS = tuple(
+    f"{kind}.{key}"
+    for kind, keys in (
+        ("consumer", ("heartbeat.interval.ms", "session.timeout.ms", "assignment.interval.ms")),
+        (
+            "share",
+            (
+                "heartbeat.interval.ms",
+                "session.timeout.ms",
+                "assignment.interval.ms",
+                "record.lock.duration.ms",
+                "delivery.count.limit",
+                "partition.max.record.locks",
+            ),
+        ),
+        ("streams", ("heartbeat.interval.ms", "session.timeout.ms", "assignment.interval.ms")),
+    )
+    for key in keys
+)
+
+
+def _check_group_rules(values: Mapping[str, str], broker_value: BrokerValue) -> None:
+    for name in _BOUNDED_GROUP_KEYS:
+        if name not in values:
+            continue
+        kind, _, rest = name.partition(".")
+        for bound, what in (("min", "greater"), ("max", "less")):
+            limit_name = f"group.{kind}.{bound}.{rest}"
+            value, limit = int(values[name]), broker_value(limit_name)
+            if value < limit if bound == "min" else value > limit:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be {what} than or equal to {limit_name}")
+    for kind in ("consumer", "share", "streams"):
+        session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
+        in_force = [int(values.get(name) or broker_value(f"group.{name}")) for name in (session, heartbeat)]
+        if in_force[0] <= in_force[1]:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} must be greater than {heartbeat}")
+
+
+_CLIENT_PROPERTIES = frozenset(
+    f"client_{name}" for name in ("id", "instance_id", "software_name", "software_version", "source_address", "source_port")
+)
+
+
+def _check_subscription(values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        key = client_metrics_key(name)
+        if key is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {name}")
+        if name == "interval.ms" and value.strip().removeprefix("-").isdecimal():
+            if key.allowed.minimum is not None and key.allowed.maximum is not None:
+                if not key.allowed.minimum <= int(value) <= key.allowed.maximum:
+                    raise KafkaError(
+                        ErrorCode.INVALID_REQUEST,
+                        f"Invalid value {value} for interval.ms, interval must be between {key.allowed.minimum} and"
+                        f" {key.allowed.maximum} (1 hour)",
+                    )
+        try:
+            parse_value(key, value)
+        except ConfigValueError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+        if name == "match":
+            _check_client_patterns(value)
+
+
+def _check_client_patterns(text: str) -> None:
+    for pattern in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, expression = pattern.partition("=")
+        try:
+            re.compile(expression)
+        except re.error:
+            equals = ""
+        if not equals or name.strip() not in _CLIENT_PROPERTIES:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Illegal client matching pattern: {pattern}")
+
+
+# Of the security keys, these change at run time only for one listener: listener.name.<listener>.<key>
+_PER_LISTENER = re.compile(r"ssl\.(key\.password|keystore\..+|truststore\..+)")
 
 
 def _check_broker_changes(changes: Changes, *, is_default: bool) -> None:
+    per_listener = sorted(name for name in changes if _PER_LISTENER.fullmatch(name))
+    if per_listener:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "These security configs can be dynamically updated only per-listener using the listener prefix:"
+            f" [{', '.join(per_listener)}]",
+        )
     keys = [key for name in changes if (key := broker_key(name)) is not None]
     fixed = [key.name for key in keys if key.update_mode is UpdateMode.READ_ONLY]
     if fixed:
@@ -204,14 +324,16 @@ def _check_broker_changes(changes: Changes, *, is_default: bool) -> None:
         )
 
 
+_FIND_KEY: Mapping[int, Callable[[str], ConfigKey | None]] = {
+    ConfigKind.TOPIC: topic_key,
+    ConfigKind.BROKER: broker_key,
+    ConfigKind.GROUP: group_key,
+}
+
+
 def _incremental_changes(image: MetadataImage, resource: ConfigResource, request: Any) -> Changes:
     now = image.config(*resource)
-    find = {
-        ConfigKind.TOPIC: topic_key,
-        ConfigKind.BROKER: broker_key,
-        ConfigKind.GROUP: group_key,
-        ConfigKind.CLIENT_METRICS: client_metrics_key,
-    }[resource.kind]
+    find = _FIND_KEY.get(resource.kind)
     changes: Changes = {}
     for config in request.configs:
         operation = config.config_operation
@@ -222,14 +344,18 @@ def _incremental_changes(image: MetadataImage, resource: ConfigResource, request
         elif operation == SET:
             changes[config.name] = config.value
         else:
-            key = find(config.name)
+            key = None if find is None else find(config.name)
             if key is None or key.kind is not Kind.LIST:
-                raise KafkaError(
-                    ErrorCode.INVALID_CONFIG,
-                    f"Can't {_OPERATIONS[operation]} to key {config.name} because its type is not LIST.",
-                )
+                raise KafkaError(ErrorCode.INVALID_CONFIG, _not_a_list(resource.kind, operation, config.name))
             changes[config.name] = _edited_list(now.get(config.name, key.default), config.value, operation)
     return changes
+
+
+def _not_a_list(kind: int, operation: int, name: str) -> str:
+    verb = _OPERATIONS[operation]
+    if kind == ConfigKind.BROKER:
+        return f"Config value {verb.lower()} is not allowed for config key: {name}"
+    return f"Can't {verb} to key {name} because its type is not LIST."
 
 
 def _edited_list(now: str | None, operand: str, operation: int) -> str:

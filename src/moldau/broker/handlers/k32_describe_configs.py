@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), versions 1 to 4: every key of a topic, broker, group or client-metrics subscription.
 
 Each with its value, source, synonyms (the layers that it comes from, the one in force first), type and, from version 3
-on, documentation in our own words (trap 36). Null keys means all. Passwords are never shown. A broker describes itself;
+on, documentation in our own words (trap 36). Null or no keys means all. Passwords are never shown. A broker describes itself;
 the empty broker name stands for what is set for all brokers.
 """
 
@@ -45,7 +45,7 @@ async def handle(request: DescribeConfigsRequest, context: Context) -> DescribeC
             result.error_code, result.error_message = refusal.code, refusal.message
         else:
             wanted = resource.configuration_keys
-            result.configs = [entry for entry in entries if wanted is None or entry.name in wanted]
+            result.configs = [entry for entry in entries if not wanted or entry.name in wanted]
             result.error_message = ""
         results.append(result)
     return DescribeConfigsResponse(results=results)
@@ -61,8 +61,10 @@ def _describe(kind: int, name: str, request: DescribeConfigsRequest, context: Co
     if kind == ConfigKind.CLIENT_METRICS:
         return _client_metrics_entries(name, request, context)
     if kind == ConfigKind.BROKER_LOGGER:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
         _check_broker_name(name, context, or_empty=False)
-        return []
+        return []  # nothing here logs by Java's loggers
     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
 
@@ -74,7 +76,7 @@ def _topic_entries(name: str, request: DescribeConfigsRequest, context: Context)
     if problem:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
     if name not in context.node.image.topics:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
     overrides = context.node.image.config(ConfigKind.TOPIC, name)
     keys = [key for key in topic_keys() if key.listed or key.name in overrides]
     return [topic_entry(key, overrides, request, context.node.settings) for key in keys]
@@ -126,8 +128,8 @@ def _check_broker_name(name: str, context: Context, *, or_empty: bool) -> None:
     except ValueError:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}") from None
     if number != own:
-        hint = " or empty string" if or_empty else ""
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {own}{hint}, but received {name}")
+        hint = " or empty string," if or_empty else ""
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {own}{hint} but received {name}")
 
 
 def _broker_entries(name: str, request: DescribeConfigsRequest, context: Context) -> Iterable[Entry]:
@@ -179,6 +181,8 @@ def _group_entries(name: str, request: DescribeConfigsRequest, context: Context)
         synonym = group_synonym(key.name)
         if synonym is not None:
             layers += context.node.settings.layers(synonym)
+        else:
+            layers.append(Setting(key.name, key.default, Source.DEFAULT))
         value = layers[0].value if layers else key.default
         entries.append(_entry(key, value, layers, request, read_only=False))
     return entries
@@ -215,7 +219,7 @@ def _entry(
         is_sensitive=hidden,
         synonyms=[
             DescribeConfigsResponse.DescribeConfigsSynonym(
-                layer.name, None if hidden else _shown(key, layer.value), layer.source
+                layer.name, None if hidden else _shown_layer(key, layer), layer.source
             )
             for layer in layers
         ]
@@ -224,6 +228,12 @@ def _entry(
         config_type=key.kind,
         documentation=key.doc if request.include_documentation else None,
     )
+
+
+def _shown_layer(key: ConfigKey, layer: Setting) -> str | None:
+    """A broker's layers are shown as they were written."""
+    of_broker = layer.source in (Source.DYNAMIC_BROKER, Source.DYNAMIC_DEFAULT_BROKER, Source.STATIC)
+    return layer.value if of_broker else _shown(key, layer.value)
 
 
 def _shown(key: ConfigKey, value: str | None) -> str | None:

@@ -12,4 +12,6 @@ from moldau.protocol.messages.alter_configs import AlterConfigsRequest, AlterCon
 
 async def handle(request: AlterConfigsRequest, context: Context) -> AlterConfigsResponse:
     node = context.node
-    return await node.controller.change(lambda image: decide_alter_configs(image, request, node.node_id))
+    return await node.controller.change(
+        lambda image: decide_alter_configs(image, request, node.node_id, node.settings.integer)
+    )

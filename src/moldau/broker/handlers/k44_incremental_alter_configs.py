@@ -15,4 +15,6 @@ from moldau.protocol.messages.incremental_alter_configs import (
 
 async def handle(request: IncrementalAlterConfigsRequest, context: Context) -> IncrementalAlterConfigsResponse:
     node = context.node
-    return await node.controller.change(lambda image: decide_incremental_alter_configs(image, request, node.node_id))
+    return await node.controller.change(
+        lambda image: decide_incremental_alter_configs(image, request, node.node_id, node.settings.integer)
+    )

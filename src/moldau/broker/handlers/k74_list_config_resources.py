@@ -25,7 +25,7 @@ async def handle(request: ListConfigResourcesRequest, context: Context) -> ListC
     if any(kind not in _LISTABLE for kind in kinds):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     resources = []
-    for kind in kinds or _LISTABLE:
+    for kind in dict.fromkeys(kinds or _LISTABLE):
         if kind == ConfigKind.TOPIC:
             names = sorted(image.topics)
         elif kind in (ConfigKind.BROKER, ConfigKind.BROKER_LOGGER):

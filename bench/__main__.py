@@ -1,0 +1,64 @@
+"""`make bench`: every row of the table, Moldau and Apache Kafka in turns, ratios to `bench/RESULTS.md`.
+
+    python -m bench [ROW...] [--rounds 3]
+
+Rows: tiny bulk latency start idle partitions recovery. Run it on a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import rows
+from bench.report import Row, write_results
+
+HERE = Path(__file__).parent
+BINARIES = HERE / "bin"
+
+ROWS: dict[str, Callable[[list[Row], int], None]] = {
+    "start": rows.start,
+    "load": rows.load,
+    "partitions": rows.partitions,
+    "recovery": rows.recovery,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("row", nargs="*", choices=[*ROWS, []], help="which rows; all by default")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each broker per row")
+    arguments = parser.parse_args()
+    build_load_generators()
+    results: list[Row] = []
+    # Timings are taken alone.
+    with open(Path(tempfile.gettempdir()) / "moldau-bench.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in arguments.row or ROWS:
+            print(f"-- {name}", flush=True)
+            ROWS[name](results, arguments.rounds)
+    for row in results:
+        print(row.line())
+    if not arguments.row:
+        write_results(HERE / "RESULTS.md", results)
+    return 0 if all(row.is_reached for row in results) else 1
+
+
+def build_load_generators() -> None:
+    BINARIES.mkdir(exist_ok=True)
+    for name, flags in (("rawload", ["-msse4.2"]), ("rdload", ["-lrdkafka", "-lpthread"])):
+        source, binary = HERE / f"{name}.c", BINARIES / name
+        if binary.exists() and binary.stat().st_mtime > source.stat().st_mtime:
+            continue
+        command = ["gcc", "-O2", "-Wall", "-o", str(binary), str(source), *flags]
+        if subprocess.run(command, check=False).returncode:
+            sys.exit(f"cannot build {source.name}: it needs gcc and, for rdload, librdkafka's headers (librdkafka-dev)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
