@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from moldau.cluster import (
     METADATA_VERSION,
-    SNAPSHOT_AFTER_BYTES,
     Decision,
     MetadataDelta,
     MetadataImage,
@@ -48,6 +47,7 @@ class Controller:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         publish: Publisher,
+        snapshot_after_bytes: Callable[[], int],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._log = log
@@ -55,6 +55,8 @@ class Controller:
         self._clock = clock
         self._loop = loop
         self._publish = publish
+        self._snapshot_after_bytes = snapshot_after_bytes
+        self._snapshotting: asyncio.Task[None] | None = None
         self._on_fault = on_fault
         # Newest image, for decisions; `committed` is what the quorum agreed on and the broker acts by.
         self.latest = image
@@ -167,8 +169,26 @@ class Controller:
             self._publish(pending.delta, pending.image)
             if not pending.done.done():
                 pending.done.set_result(None)
-        if self._log.bytes_since_snapshot > SNAPSHOT_AFTER_BYTES and not self._pending:
-            self._log.write_snapshot(self.committed, self._clock.now_ms())
+        if self._log.bytes_since_snapshot > self._snapshot_after_bytes() and self._snapshotting is None:
+            self._snapshotting = self._loop.create_task(self._snapshot(self.committed))
+
+    async def _snapshot(self, image: MetadataImage) -> None:
+        """Bound the next replay; encoding and writing happen in a thread, as the image never changes."""
+        self._log.bytes_since_snapshot = 0
+        now_ms = self._clock.now_ms()
+        try:
+            size = await self._loop.run_in_executor(None, self._log.write_snapshot, image, now_ms)
+        except OSError as error:
+            self._on_fault(error)
+        else:
+            self._log.note_snapshot(image, size)
+        finally:
+            self._snapshotting = None
+
+    async def wait_idle(self) -> None:
+        """Until no flush and no snapshot is under way."""
+        while self._flushing or self._snapshotting is not None:
+            await asyncio.sleep(0.001)
 
     def close(self) -> None:
         self._flush_now()

@@ -58,6 +58,7 @@ from moldau.storage import LogDirectory, LogDirectoryError
 # A request in flight when the node is asked to stop gets this long to be answered.
 STOP_GRACE_MS = 10_000
 HOUSEKEEPING_MS = 1_000
+SNAPSHOT_KEY = "metadata.log.max.record.bytes.between.snapshots"
 # Where the quorum's own listener would be if none is configured; only written into the log, never opened.
 DEFAULT_CONTROLLER_ENDPOINT = ("CONTROLLER", "localhost", 9093)
 
@@ -100,6 +101,7 @@ class Node:
         self._specs: list[ListenerSpec] = []
         self._housekeeper: Any = None
         self._checkpoint_at_ms = 0
+        self._checkpointing: asyncio.Task[None] | None = None
         self._busy = 0.0
         self._load_since = (_cpu_ms(), clock.monotonic_ms())
         self.http: HttpListener | None = None
@@ -186,7 +188,14 @@ class Node:
         state = log.read_quorum_state()
         quorum = Quorum(self.node_id, self._directory_ids[0], (self.node_id,), state)
         self.controller = Controller(
-            log, quorum, image, clock=self.clock, loop=self.loop, publish=self._publish, on_fault=self.fail
+            log,
+            quorum,
+            image,
+            clock=self.clock,
+            loop=self.loop,
+            publish=self._publish,
+            snapshot_after_bytes=lambda: self.settings.integer(SNAPSHOT_KEY),
+            on_fault=self.fail,
         )
         self.producer_ids = ProducerIds(self.controller, self.node_id)
         self.image = image
@@ -421,11 +430,14 @@ class Node:
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._checkpoint_at_ms + self.settings.integer("log.flush.offset.checkpoint.interval.ms"):
             self._checkpoint_at_ms = now_ms
-            try:
-                self.replicas.checkpoint()
-            except OSError as error:
-                self.say(f"checkpoint_failed reason={str(error)!r}")
+            self._checkpointing = self.loop.create_task(self._checkpoint())
         self._housekeeper = self.clock.call_later(HOUSEKEEPING_MS, self._keep_house)
+
+    async def _checkpoint(self) -> None:
+        try:
+            await self.replicas.checkpoints.write()
+        except OSError as error:
+            self.say(f"checkpoint_failed reason={str(error)!r}")
 
     def _report_bug(self, connection: Connection, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -459,6 +471,9 @@ class Node:
             await asyncio.sleep(0.005)
         for listener in self.listeners:
             listener.close()
+        if self._checkpointing is not None:
+            await self._checkpointing
+        await self.controller.wait_idle()
         epoch = self.image.brokers[self.node_id].epoch
         self.controller.change_now([change_fencing(self.image, self.node_id, FENCE)])
         self.controller.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from moldau.broker.checkpoints import Checkpoints
 from moldau.broker.metrics import Metrics
 from moldau.broker.partition import Partition
 from moldau.broker.replica_moves import ReplicaMove
@@ -55,7 +56,7 @@ class Replicas:
         # The same by the name's bytes as flexible requests carry it, length included (`single_batch`).
         self.by_wire_name: dict[bytes, list[Partition | None]] = {}
         self._counts = dict.fromkeys(directories, 0)
-        self._checkpointed: dict[str, dict[bytes, Any]] = {}
+        self.checkpoints = Checkpoints(self)
         self._deletions: list[str] = []
 
     # -- looking up ----------------------------------------------------------------------------------------------------
@@ -314,29 +315,6 @@ class Replicas:
             if partition.log.flush_is_due(now_ms):
                 partition.flush_soon()
 
-    def checkpoint(self) -> None:
-        """Write the three checkpoints of every directory whose offsets changed."""
-        for directory_id, directory in self._directories.items():
-            recovery, starts, high = {}, {}, {}
-            for partition in self.in_directory(directory):
-                name = TopicPartition(partition.topic, partition.index)
-                recovery[name] = partition.log.recovery_point
-                high[name] = partition.high_watermark
-                if partition.log.start_offset:
-                    starts[name] = partition.log.start_offset
-            for kind, offsets, write in (
-                ("recovery", recovery, directory.write_recovery_points),
-                ("starts", starts, directory.write_log_start_offsets),
-                ("high", high, directory.write_high_watermarks),
-            ):
-                written = self._checkpointed.setdefault(kind, {})
-                if written.get(directory_id) != offsets:
-                    write(offsets)
-                    written[directory_id] = offsets
-
-    async def checkpoint_start_offsets(self) -> None:
-        self.checkpoint()
-
     def delete_due_segments(self) -> None:
         now_ms = self._clock.now_ms()
         paths = [path for partition in self for path in partition.log.take_deletions(now_ms)]
@@ -349,7 +327,7 @@ class Replicas:
         with ThreadPoolExecutor(CLOSING_THREADS) as threads:
             # Logs share nothing, and syncs that wait together are cheaper than one after the other.
             list(threads.map(lambda partition: partition.log.close(clean=True, now_ms=now_ms), self))
-        self.checkpoint()
+        self.checkpoints.write_now()
         for directory in self.directories:
             directory.write_clean_shutdown(broker_epoch)
 

@@ -41,7 +41,7 @@ from moldau.cluster.image import (
 )
 from moldau.cluster.leadership import PartitionLeader
 from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
-from moldau.cluster.metadata_log import SNAPSHOT_AFTER_BYTES, MetadataLog
+from moldau.cluster.metadata_log import MetadataLog
 from moldau.cluster.producer_ids import decide_allocate_producer_ids
 from moldau.cluster.snapshot import (
     BOOTSTRAP_CHECKPOINT,
@@ -63,7 +63,6 @@ __all__ = [
     "METADATA_VERSION",
     "METADATA_VERSION_MAX",
     "METADATA_VERSION_MIN",
-    "SNAPSHOT_AFTER_BYTES",
     "SUPPORTED_FEATURES",
     "UNFENCE",
     "BrokerRegistration",

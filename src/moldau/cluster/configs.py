@@ -198,9 +198,7 @@ def _check_broker(kind: int, name: str, node_id: int) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
-def _check_changes(
-    image: MetadataImage, kind: int, name: str, changes: Changes, broker_value: BrokerValue
-) -> None:
+def _check_changes(image: MetadataImage, kind: int, name: str, changes: Changes, broker_value: BrokerValue) -> None:
     """The values after the change must be right as a whole."""
     after = {**image.config(kind, name), **changes}
     values = {key: value for key, value in after.items() if value is not None}
@@ -261,7 +259,8 @@ def _check_group_rules(values: Mapping[str, str], broker_value: BrokerValue) -> 
 
 
 _CLIENT_PROPERTIES = frozenset(
-    f"client_{name}" for name in ("id", "instance_id", "software_name", "software_version", "source_address", "source_port")
+    f"client_{name}"
+    for name in ("id", "instance_id", "software_name", "software_version", "source_address", "source_port")
 )
 
 

@@ -35,8 +35,6 @@ DIRECTORY = "__cluster_metadata-0"
 QUORUM_STATE = "quorum-state"
 BATCH_BYTES_MAX = 8 << 20
 REPLAY_BYTES = 1 << 20
-# A snapshot is taken after this many bytes of new records (metadata.log.max.record.bytes.between.snapshots).
-SNAPSHOT_AFTER_BYTES = 20 << 20
 SNAPSHOTS_KEPT = 2
 _BEGIN, _END, _ABORT = 23, 24, 25
 
@@ -168,21 +166,21 @@ class MetadataLog:
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
-    def write_snapshot(self, image: MetadataImage, now_ms: int) -> None:
-        """Bound the next replay to what comes after `image`, which must be committed."""
-        end_offset = image.offset + 1
-        if self._snapshots and self._snapshots[-1][0] >= end_offset:
-            return
+    def write_snapshot(self, image: MetadataImage, now_ms: int) -> int:
+        """Write the snapshot of a committed image; its size. Touches nothing else, so a thread may do it."""
         level = image.features.get(METADATA_VERSION, METADATA_VERSION_MAX)
         data = write_snapshot(image_records(image), level, self.voters, epoch=image.epoch, now_ms=now_ms)
-        self._disk.replace_file(f"{self.path}/{checkpoint_name(end_offset, image.epoch)}", data)
-        self._snapshots.append((end_offset, image.epoch))
-        self.bytes_since_snapshot = 0
+        self._disk.replace_file(f"{self.path}/{checkpoint_name(image.offset + 1, image.epoch)}", data)
+        return len(data)
+
+    def note_snapshot(self, image: MetadataImage, size: int) -> None:
+        """The snapshot is on disk: forget what it makes needless."""
+        self._snapshots.append((image.offset + 1, image.epoch))
         while len(self._snapshots) > SNAPSHOTS_KEPT:
             self._disk.remove(f"{self.path}/{checkpoint_name(*self._snapshots.pop(0))}")
         # What every kept snapshot covers is not needed any more.
         self.log.delete_records_before(self._snapshots[0][0])
-        self._say(f"metadata_snapshot_written end_offset={end_offset} epoch={image.epoch} bytes={len(data)}")
+        self._say(f"metadata_snapshot_written end_offset={image.offset + 1} epoch={image.epoch} bytes={size}")
 
     def close(self, now_ms: int) -> None:
         self.log.close(clean=True, now_ms=now_ms)

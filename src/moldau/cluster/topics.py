@@ -201,9 +201,7 @@ class TopicDecider:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 added = self._add_partitions(image, topic)
                 if len(records) + len(added) > RECORDS_PER_REQUEST_MAX:
-                    raise KafkaError(
-                        ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
-                    )
+                    raise KafkaError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
                 records += added
             except KafkaError as refusal:
                 result.error_code, result.error_message = refusal.code, refusal.message

@@ -34,5 +34,5 @@ async def handle(request: DeleteRecordsRequest, context: Context) -> DeleteRecor
                 result.error_code = refusal.code
             results.append(result)
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(topic.name, results))
-    await replicas.checkpoint_start_offsets()
+    await replicas.checkpoints.write()
     return DeleteRecordsResponse(topics=topics)
