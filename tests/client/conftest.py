@@ -1,0 +1,48 @@
+"""Servers to test the client on: Apache Kafka, and Moldau's own broker where it is there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Server:
+    kind: str
+    bootstrap: str
+
+
+@pytest.fixture(scope="session")
+def kafka_server(request: pytest.FixtureRequest) -> Server:
+    return Server("kafka", request.getfixturevalue("apache_kafka").bootstrap)
+
+
+@pytest.fixture(scope="session")
+def moldau_server() -> Iterator[Server]:
+    try:
+        from moldau.testing import Broker
+    except ImportError:
+        pytest.skip("moldau.testing has no Broker yet")
+    with Broker() as broker:
+        yield Server("moldau", broker.bootstrap)
+
+
+@pytest.fixture(params=["kafka", "moldau"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each test runs on both; use topic names of your own (`new_topic`)."""
+    found: Server = request.getfixturevalue(f"{request.param}_server")
+    return found
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def new_topic(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Names that no other test, worker or run uses."""
+    base = "".join(c if c.isalnum() else "-" for c in request.node.originalname)[:60]
+    return lambda: f"client-{base}-{os.getpid()}-{next(_numbers)}"
