@@ -1,20 +1,21 @@
 """The broker's own process: `moldau up` and `moldau broker` become this, so that it holds nothing of a command line.
 
-    python -m moldau.broker '{"settings": {...}, "remove": null, "greet": true}'
+    python -m moldau.broker '{"file": null, "flags": {...}, "remove": null, "greet": true}'
 
-Settings come parsed and checked; what still stands in the way is one line on standard error.
+`file` is the text of a server.properties. What stands in the way is one line on standard error.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from typing import Any
 
 from moldau.broker.node import Node, StartError
 from moldau.broker.run import run_broker
-from moldau.broker.settings import ConfigError, Settings
+from moldau.broker.settings import ConfigError, load_settings
 from moldau.storage import LogDirectoryError
 
 EXIT_ERROR, EXIT_USAGE = 1, 2
@@ -23,7 +24,10 @@ EXIT_ERROR, EXIT_USAGE = 1, 2
 def main(argument: str) -> int:
     order: dict[str, Any] = json.loads(argument)
     try:
-        return run_broker(Settings(order["settings"]), on_ready=lambda node: _announce(node, greet=order["greet"]))
+        settings, warnings = load_settings(order["file"], order["flags"].items(), os.environ)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        return run_broker(settings, on_ready=lambda node: _announce(node, greet=order["greet"]))
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
     except (StartError, LogDirectoryError) as error:

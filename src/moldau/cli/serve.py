@@ -103,12 +103,13 @@ def storage_info(
 # -- the work ----------------------------------------------------------------------------------------------------------
 
 
-def _serve(file_text: str | None, flags: dict[str, str], *, remove: str | None = None, greet: bool = False) -> NoReturn:
-    """Become the broker: the same process id, without the memory of the command line."""
+def _serve(
+    file_text: str | None, flags: dict[str, str], *, remove: str | None = None, greet: bool = False
+) -> NoReturn:
+    """Become the broker: the same process id, without the memory and the imports of the command line."""
     import json
 
-    settings = _load(file_text, flags)
-    order = json.dumps({"settings": settings.static, "remove": remove, "greet": greet})
+    order = json.dumps({"file": file_text, "flags": flags, "remove": remove, "greet": greet})
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "moldau.broker", order])
 

@@ -24,11 +24,20 @@ from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.batches import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, MAGIC_POSITION, read_header
 from moldau.protocol.compression import Compression
 from moldau.protocol.messages.produce import ProduceRequest, ProduceResponse
-from moldau.storage import AppendResult, RecordRefusal
+from moldau.storage import AppendResult, PartitionLog, RecordRefusal
 
 ZSTD_VERSION_MIN = 7
 TOPIC_IDS_VERSION_MIN = 13
 _LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+_START_UNKNOWN = (
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+)
+# A batch that claims more than any request can carry is damage, not a cut.
+BATCH_BYTES_MAX = 1 << 30
 
 PartitionResponse = ProduceResponse.PartitionProduceResponse
 
@@ -47,14 +56,16 @@ async def handle(request: ProduceRequest, context: Context) -> Any:
         )
         answers = []
         for data in topic.partition_data:
+            log: PartitionLog | None = None
             try:
                 partition = _partition(partitions, topic, data.index, version)
                 if acks not in (-1, 0, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
                 batch = _single_batch(data.records, version)
+                log = partition.log
                 result = partition.append(batch, acks, now_ms)
             except KafkaError as refusal:
-                answers.append(_refused(node, partitions, data.index, refusal))
+                answers.append(_refused(log, partitions, data.index, refusal))
                 failed = True
                 continue
             if partition.log.flush_is_due(now_ms) and not result.duplicate:
@@ -102,13 +113,11 @@ def _single_batch(records: Any, version: int) -> memoryview:
         )
     if size > MAGIC_POSITION and records[MAGIC_POSITION] != MAGIC:
         raise KafkaError(
-            ErrorCode.INVALID_RECORD,
+            ErrorCode.INVALID_RECORD if records[MAGIC_POSITION] < MAGIC else ErrorCode.CORRUPT_MESSAGE,
             f"Produce requests with version {version} are only allowed to contain record batches with magic version 2",
         )
     if size < HEADER_BYTES:
-        raise KafkaError(
-            ErrorCode.CORRUPT_MESSAGE, f"A record batch has {HEADER_BYTES} bytes at least, this one {size}"
-        )
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"A record batch has {HEADER_BYTES} bytes at least, this one {size}")
     first_size = int.from_bytes(records[8:12], "big", signed=True) + LENGTH_OVERHEAD_BYTES
     if HEADER_BYTES <= first_size < size:
         raise KafkaError(
@@ -116,6 +125,8 @@ def _single_batch(records: Any, version: int) -> memoryview:
             f"Produce requests with version {version} are only allowed to contain exactly one record batch per"
             " partition",
         )
+    if size < first_size <= BATCH_BYTES_MAX:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"A record batch of {first_size} bytes has only {size}")
     attributes = records[22]
     if attributes & 0x07 == Compression.ZSTD and version < ZSTD_VERSION_MIN:
         raise KafkaError(
@@ -141,10 +152,12 @@ def _accepted(index: int, result: AppendResult) -> PartitionResponse:
 
 
 def _refused(
-    node: Any, partitions: list[Partition | None] | None, index: int, refusal: KafkaError
+    log: PartitionLog | None, partitions: list[Partition | None] | None, index: int, refusal: KafkaError
 ) -> PartitionResponse:
+    # As Kafka: a batch that the log itself looked into and refused is answered with the log's start.
+    start = -1 if log is None or refusal.code in _START_UNKNOWN else log.start_offset
     answer = PartitionResponse(
-        index=index, error_code=refusal.code, base_offset=-1, log_start_offset=-1, error_message=refusal.message
+        index=index, error_code=refusal.code, base_offset=-1, log_start_offset=start, error_message=refusal.message
     )
     if isinstance(refusal, RecordRefusal):
         answer.record_errors = [

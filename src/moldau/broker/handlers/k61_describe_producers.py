@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
-from moldau.kernel import KafkaError
+from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.describe_producers import DescribeProducersRequest, DescribeProducersResponse
 
 
@@ -14,6 +14,10 @@ async def handle(request: DescribeProducersRequest, context: Context) -> Describ
         for index in topic.partition_indexes:
             answer = DescribeProducersResponse.PartitionResponse(partition_index=index)
             try:
+                if context.node.replicas.by_name(topic.name) is None:
+                    raise KafkaError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+                    )
                 partition = context.node.replicas.require(topic.name, index)
                 partition.require_leader()
                 answer.active_producers = [
