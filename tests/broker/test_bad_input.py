@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moldau.broker.connection import PARTIAL_BYTES_MIN
+from moldau.protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from moldau.testing import Broker
+from tests.differential.wire import Wire
 
 SECONDS_MAX = 10.0
 
@@ -131,6 +133,16 @@ def test_connections_beyond_the_limits_are_turned_away() -> None:
             wait_until_served(broker)
             for connection in kept:
                 connection.close()
+
+
+def test_the_connection_limit_can_be_changed_at_run_time() -> None:
+    with Broker() as broker:
+        wire = Wire(broker.bootstrap)
+        change = IncrementalAlterConfigsRequest.AlterableConfig("max.connections", 0, "1")
+        resource = IncrementalAlterConfigsRequest.AlterConfigsResource(4, "1", [change])
+        wire.ask(IncrementalAlterConfigsRequest(resources=[resource]), 1)
+        with connect(broker) as second:
+            assert is_closed(second)
 
 
 def wait_until_served(broker: Broker) -> None:

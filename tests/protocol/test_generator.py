@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
+
+from moldau.protocol.messages.registry import API_MESSAGES, ApiKey, request_class, response_class
 from tools.generator.__main__ import differences, generate, main
 from tools.generator.facts import FACTS_DIR, collect, condense, render
 from tools.generator.schema import VERSION_OPEN, Versions, snake_case
-
-from moldau.protocol.messages.registry import API_MESSAGES, ApiKey, request_class, response_class
 
 
 def test_generated_code_is_current():

@@ -6,7 +6,6 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tools.generator.samples import Sampler, all_messages, load_class
 
 from moldau.protocol.headers import decode_request_header, decode_response_header
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
@@ -16,6 +15,7 @@ from moldau.protocol.messages.metadata import MetadataRequest
 from moldau.protocol.messages.produce import ProduceRequest
 from moldau.protocol.metadata_records import decode_metadata_record
 from moldau.protocol.wire import ProtocolError
+from tools.generator.samples import Sampler, all_messages, load_class
 
 MESSAGES = all_messages()
 IDS = [message.name for _, message in MESSAGES]

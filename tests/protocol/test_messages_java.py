@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tools.generator.facts import ARTIFACTS, fetch_jar, local_repository
 from tools.generator.samples import Sampler, all_messages, load_class
 

@@ -11,10 +11,10 @@ from kio.index import load_entity_schema
 from kio.schema.index import schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
-from tools.generator.samples import Sampler, all_messages, load_class
-from tools.generator.schema import snake_case
 
 from moldau.protocol.wire import ZERO_UUID
+from tools.generator.samples import Sampler, all_messages, load_class
+from tools.generator.schema import snake_case
 
 SAMPLES_PER_VERSION = 6
 EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)

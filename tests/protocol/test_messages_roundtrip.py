@@ -1,7 +1,6 @@
 """Every message in every version: what is written is read back, and what a version lacks is refused."""
 
 import pytest
-from tools.generator.samples import Sampler, all_messages, load_class
 
 from moldau.protocol.message import NEVER_FLEXIBLE
 from moldau.protocol.messages.api_versions import ApiVersionsResponse
@@ -10,6 +9,7 @@ from moldau.protocol.messages.fetch import FetchRequest, FetchResponse
 from moldau.protocol.messages.metadata import MetadataRequest
 from moldau.protocol.messages.produce import ProduceRequest, ProduceResponse
 from moldau.protocol.wire import UNKNOWN_TAGS_MAX, EncodingError, ProtocolError, UnsupportedVersionError
+from tools.generator.samples import Sampler, all_messages, load_class
 
 SAMPLES_PER_VERSION = 8
 MESSAGES = all_messages()

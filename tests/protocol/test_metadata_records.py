@@ -1,8 +1,6 @@
 """The framing of KRaft's records, and what happens to records that we do not know."""
 
 import pytest
-from tools.generator.samples import Sampler
-from tools.generator.schema import load
 
 from moldau.protocol.messages.metadata_records.partition_record import PartitionRecord
 from moldau.protocol.messages.metadata_records.topic_record import TopicRecord
@@ -11,6 +9,8 @@ from moldau.protocol.messages.registry import METADATA_RECORDS, metadata_record_
 from moldau.protocol.messages.storage.remote_log_segment_metadata_record import RemoteLogSegmentMetadataRecord
 from moldau.protocol.metadata_records import UnknownMetadataRecord, decode_metadata_record, encode_metadata_record
 from moldau.protocol.wire import ProtocolError, UnsupportedVersionError
+from tools.generator.samples import Sampler
+from tools.generator.schema import load
 
 TOPIC_ID = bytes(range(16))
 

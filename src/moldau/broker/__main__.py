@@ -48,6 +48,7 @@ def _announce(node: Node, *, greet: bool) -> None:
             f"  echo hello | moldau produce greetings -b {node.bootstrap}\n"
             f"  moldau consume greetings -b {node.bootstrap}\n"
             "or point any Kafka client at this address. Ctrl-C stops the broker.\n",
+            file=sys.stderr,
             flush=True,
         )
 

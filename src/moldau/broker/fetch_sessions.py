@@ -46,7 +46,7 @@ class FetchSession:
         self, wanted: Iterable[tuple[PartitionKey, FetchedPartition]], forgotten: Iterable[PartitionKey]
     ) -> None:
         for key, new in wanted:
-            old = self.partitions.pop(key, None)
+            old = self.partitions.get(key)  # and keeps its place
             if old is not None:
                 new.high_watermark, new.log_start_offset = old.high_watermark, old.log_start_offset
             self.partitions[key] = new

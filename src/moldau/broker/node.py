@@ -231,21 +231,7 @@ class Node:
     def _open_listeners(self) -> None:
         for spec in self._specs:
             dispatcher = Dispatcher(self, spec.name, is_controller=spec.is_controller)
-            config = ListenerConfig(
-                name=spec.name,
-                host=spec.host,
-                port=spec.port,
-                connections_max=self.settings.integer("max.connections"),
-                connections_per_address_max=self.settings.integer("max.connections.per.ip"),
-                idle_ms_max=self.settings.integer("connections.max.idle.ms"),
-                frame_bytes_max=self.settings.integer("socket.request.max.bytes"),
-                request_bytes_held_max=self._request_bytes_held_max(),
-                backlog=(
-                    self.settings.integer("socket.listen.backlog.size")
-                    if self.settings.is_set("socket.listen.backlog.size")
-                    else BACKLOG
-                ),
-            )
+            config = self._listener_config(spec)
             try:
                 listener = Listener(
                     config, dispatcher.dispatch, loop=self.loop, say=self.say, report_bug=self._report_bug
@@ -260,6 +246,24 @@ class Node:
                 ) from None
             self.listeners.append(listener)
             self.dispatchers.append(dispatcher)
+
+    def _listener_config(self, spec: ListenerSpec) -> ListenerConfig:
+        settings = self.settings
+        return ListenerConfig(
+            name=spec.name,
+            host=spec.host,
+            port=spec.port,
+            connections_max=settings.integer("max.connections"),
+            connections_per_address_max=settings.integer("max.connections.per.ip"),
+            idle_ms_max=settings.integer("connections.max.idle.ms"),
+            frame_bytes_max=settings.integer("socket.request.max.bytes"),
+            request_bytes_held_max=self._request_bytes_held_max(),
+            backlog=(
+                settings.integer("socket.listen.backlog.size")
+                if settings.is_set("socket.listen.backlog.size")
+                else BACKLOG
+            ),
+        )
 
     def _request_bytes_held_max(self) -> int:
         limit = self.settings.integer("queued.max.request.bytes")
@@ -325,7 +329,8 @@ class Node:
         self.image = image
         if any(resource.kind == ConfigKind.BROKER for resource in delta.configs_changed):
             self.settings.apply_dynamic(image)
-            self.fetch_sessions.slots = self.settings.integer("max.incremental.fetch.session.cache.slots")
+            for spec, listener in zip(self._specs, self.listeners, strict=True):
+                listener.config = self._listener_config(spec)
         self.replicas.apply(delta, image)
         for topic in delta.topics_removed.values():
             if topic.name not in image.topics:

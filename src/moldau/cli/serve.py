@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from moldau.cli.errors import EXIT_ERROR, EXIT_USAGE
+
 if TYPE_CHECKING:
     from moldau.broker import Settings
 
-EXIT_ERROR, EXIT_USAGE = 1, 2
 # What a laptop wants otherwise than a server: no waiting when a group starts.
 UP_SETTINGS = {"group.initial.rebalance.delay.ms": "100"}
 
@@ -21,7 +22,12 @@ Override = Annotated[
     typer.Option("-X", metavar="KEY=VALUE", help="Set a configuration key; may be given several times."),
 ]
 
+up_app = typer.Typer(add_completion=False)
+broker_app = typer.Typer(add_completion=False)
+storage_app = typer.Typer(add_completion=False, no_args_is_help=True, help="Format and inspect data directories.")
 
+
+@up_app.command()
 def up(
     brokers: Annotated[int, typer.Option(help="How many brokers to run.")] = 1,
     port: Annotated[int, typer.Option(help="Port for clients; 0 takes a free one.")] = 9092,
@@ -43,9 +49,10 @@ def up(
         "log.dirs": directory,
         **_overrides(override),
     }
-    _serve(None, flags, remove=directory if ephemeral else None, greet=sys.stdout.isatty())
+    _serve(None, flags, remove=directory if ephemeral else None, greet=True)
 
 
+@broker_app.command()
 def broker(
     config: Annotated[
         str | None, typer.Option("--config", "-c", help="A server.properties file, as Kafka has it.")
@@ -57,6 +64,7 @@ def broker(
     _serve(text, _overrides(override))
 
 
+@storage_app.command("format")
 def format_storage(
     config: Annotated[str | None, typer.Option("--config", "-c", help="A server.properties file.")] = None,
     cluster_id: Annotated[str | None, typer.Option(help="The cluster's id; a new one by default.")] = None,
@@ -77,6 +85,7 @@ def format_storage(
         print(f"formatted {directory} cluster.id={identity}")
 
 
+@storage_app.command("info")
 def storage_info(
     config: Annotated[str | None, typer.Option("--config", "-c", help="A server.properties file.")] = None,
     override: Override = None,

@@ -109,7 +109,7 @@ def _xerial_compress(data: Buffer) -> bytes:
 def _snappy_decompress(data: Buffer, bytes_max: int) -> memoryview:
     view = memoryview(data)
     if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return memoryview(_snappy_block(view, bytes_max))
+        return memoryview(_snappy_block(view, bytes_max, bytes_max))
     out = bytearray()
     position = len(_XERIAL_HEADER)
     while position < len(view):
@@ -119,17 +119,17 @@ def _snappy_decompress(data: Buffer, bytes_max: int) -> memoryview:
         position += 4
         if size < 0 or position + size > len(view):
             raise CompressionError(f"compressed data is damaged: a snappy block claims {size} bytes")
-        out += _snappy_block(view[position : position + size], bytes_max - len(out))
+        out += _snappy_block(view[position : position + size], bytes_max - len(out), bytes_max)
         position += size
     return memoryview(out)
 
 
-def _snappy_block(block: memoryview, bytes_max: int) -> bytes:
+def _snappy_block(block: memoryview, bytes_left: int, bytes_max: int) -> bytes:
     import cramjam
 
     try:
         size = cramjam.snappy.decompress_raw_len(block)
-        if size > bytes_max:
+        if size > bytes_left:
             raise CompressionError(f"compressed data inflates to more than {bytes_max} bytes")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
@@ -141,21 +141,18 @@ def _snappy_block(block: memoryview, bytes_max: int) -> bytes:
 # Magic, then FLG (version 1, independent blocks), BD (64 KiB blocks) and the header checksum of those two bytes.
 _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 << 10
+_LZ4_FRAME_HEADER_BYTES = len(_LZ4_HEADER)
+_LZ4_LEVEL_HIGH_MIN = 3
 _LZ4_STORED = 0x80000000
 _UINT32_LE = struct.Struct("<I")
 
 
 def _lz4_frame_compress(data: Buffer, level: int | None) -> bytes:
-    import cramjam
-
-    options: dict[str, Any] = {"store_size": False}
-    if level is not None and level >= 3:
-        options |= {"mode": "high_compression", "compression": level}
     out = bytearray(_LZ4_HEADER)
     with memoryview(data) as view:
         for start in range(0, len(view), _LZ4_BLOCK_BYTES):
             plain = view[start : start + _LZ4_BLOCK_BYTES]
-            block = bytes(cramjam.lz4.compress_block(plain, **options))
+            block = _lz4_block(plain, level)
             if len(block) < len(plain):
                 out += _UINT32_LE.pack(len(block))
                 out += block
@@ -164,3 +161,17 @@ def _lz4_frame_compress(data: Buffer, level: int | None) -> bytes:
                 out += plain
     out += b"\x00\x00\x00\x00"
     return bytes(out)
+
+
+def _lz4_block(plain: memoryview, level: int | None) -> bytes:
+    """One block. The library knows levels only for whole frames, so the block is taken out of a frame of its own."""
+    import cramjam
+
+    if level is None or level < _LZ4_LEVEL_HIGH_MIN:
+        return bytes(cramjam.lz4.compress_block(plain, store_size=False))
+    frame = bytes(cramjam.lz4.compress(plain, level=level))
+    size = _UINT32_LE.unpack_from(frame, _LZ4_FRAME_HEADER_BYTES)[0]
+    if size & _LZ4_STORED:
+        return bytes(plain)
+    first = _LZ4_FRAME_HEADER_BYTES + 4
+    return frame[first : first + size]

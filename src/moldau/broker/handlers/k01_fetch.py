@@ -72,7 +72,7 @@ async def handle(request: FetchRequest, context: Context) -> RawAnswer:
     try:
         session, wanted, is_incremental = _session_and_partitions(request, context)
     except KafkaError as refusal:
-        return RawAnswer([_empty_answer(version, refusal.code, request.session_id if version >= 7 else 0)])
+        return RawAnswer([_empty_answer(version, refusal.code, session_id=0)])
     found = _read_all(wanted, request, context)
     if request.max_wait_ms > 0 and wanted and not _is_enough(found, request.min_bytes):
         found = await _wait_for_more(wanted, request, context)
@@ -112,7 +112,7 @@ def _session_and_partitions(
     if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
         if session_id:
             sessions.close(session_id)
-        if epoch == FINAL_EPOCH or not wanted:
+        if epoch == FINAL_EPOCH:
             return None, wanted, False
         opened = sessions.open(uses_ids)
         if opened is not None:
@@ -143,14 +143,19 @@ def _read_all(
         except KafkaError as refusal:
             partition = _find(key, context)
             leader = None if partition is None else (partition.leader_id, partition.leader_epoch)
-            each = Found(key, refusal.code, leader=leader if refusal.code in _LEADER_ERRORS else None)
+            # As Kafka: null is what a log says to read_uncommitted; where there is no log, the list is empty.
+            aborted = () if partition is None else None
+            each = Found(key, refusal.code, aborted=aborted, leader=leader if refusal.code in _LEADER_ERRORS else None)
         if each.records is not None:
             bytes_left -= each.records.size
             nothing_yet = False
         found.append(each)
+    if any(each.error in _ABSENT for each in found):
+        found.sort(key=lambda each: each.error in _ABSENT)  # at the end, as in Kafka
     return found
 
 
+_ABSENT = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 

@@ -17,6 +17,7 @@ from moldau.protocol.messages.list_offsets import ListOffsetsRequest, ListOffset
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 LEADER_EPOCH_VERSION_MIN = 4
 _VERSION_MIN = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+NO_EPOCH = -1
 
 PartitionResponse = ListOffsetsResponse.ListOffsetsPartitionResponse
 
@@ -24,15 +25,18 @@ PartitionResponse = ListOffsetsResponse.ListOffsetsPartitionResponse
 async def handle(request: ListOffsetsRequest, context: Context) -> ListOffsetsResponse:
     topics = []
     for topic in request.topics:
+        # A partition that is named twice is refused once.
         indexes = [each.partition_index for each in topic.partitions]
         answers = []
-        for each in topic.partitions:
+        for each in {each.partition_index: each for each in topic.partitions}.values():
             answer = PartitionResponse(partition_index=each.partition_index)
             try:
                 if indexes.count(each.partition_index) > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
                 partition = context.node.replicas.require(topic.name, each.partition_index)
                 partition.require_leader(each.current_leader_epoch)
+                if each.current_leader_epoch < NO_EPOCH:
+                    raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
                 answer.timestamp, answer.offset, leader_epoch = _find(
                     partition, each.timestamp, request.isolation_level, context.version
                 )
@@ -58,7 +62,7 @@ def _find(partition: Partition, timestamp: int, isolation_level: int, version: i
     if timestamp == MAX_TIMESTAMP:
         newest = log.max_timestamp()
         if newest is None:
-            return -1, -1, partition.leader_epoch if version >= 4 else -1
+            return -1, -1, NO_EPOCH
         offset, found = newest
         return found, offset, log.epochs.epoch_for_offset(offset)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):

@@ -7,8 +7,10 @@ none (trap 21).
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
-from moldau.kernel import KafkaError
+from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
+
+NO_EPOCH = -1
 
 
 async def handle(request: OffsetForLeaderEpochRequest, context: Context) -> OffsetForLeaderEpochResponse:
@@ -20,6 +22,8 @@ async def handle(request: OffsetForLeaderEpochRequest, context: Context) -> Offs
             try:
                 partition = context.node.replicas.require(topic.topic, wanted.partition)
                 partition.require_leader(wanted.current_leader_epoch)
+                if wanted.current_leader_epoch < NO_EPOCH:
+                    raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
                 log = partition.log
                 answer.leader_epoch, answer.end_offset = log.epochs.end_offset_for(wanted.leader_epoch, log.end_offset)
             except KafkaError as refusal:

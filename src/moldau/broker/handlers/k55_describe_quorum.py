@@ -6,7 +6,7 @@ Version 1 adds fetch times, version 2 directory ids and addresses (KIP-853).
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
-from moldau.kernel import METADATA_TOPIC, ErrorCode
+from moldau.kernel import METADATA_TOPIC, ZERO_UUID, ErrorCode
 from moldau.protocol.messages.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
 
 
@@ -20,7 +20,7 @@ async def handle(request: DescribeQuorumRequest, context: Context) -> DescribeQu
     voters = [
         DescribeQuorumResponse.ReplicaState(
             replica_id=voter,
-            replica_directory_id=node.voter_directory_id(voter),
+            replica_directory_id=node.voter_directory_id(voter) if context.version >= 2 else ZERO_UUID,
             log_end_offset=quorum.end_offsets.get(voter, -1),
             last_fetch_timestamp=now_ms,
             last_caught_up_timestamp=now_ms,

@@ -12,6 +12,6 @@ from moldau.protocol.messages.update_features import UpdateFeaturesRequest, Upda
 
 async def handle(request: UpdateFeaturesRequest, context: Context) -> UpdateFeaturesResponse:
     response: UpdateFeaturesResponse = await context.node.controller.change(
-        lambda image: decide_update_features(image, request, context.version)
+        lambda image: decide_update_features(image, request, context.version, context.node.node_id)
     )
     return response

@@ -1,0 +1,65 @@
+"""Metrics and health over HTTP."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+from confluent_kafka import Producer
+
+from moldau.testing import Broker
+
+SECONDS_MAX = 20
+
+
+def get(broker: Broker, path: str) -> str:
+    assert broker.node is not None and broker.node.http is not None
+    url = f"http://127.0.0.1:{broker.node.http.port}{path}"
+    with urllib.request.urlopen(url, timeout=SECONDS_MAX) as answer:
+        return str(answer.read().decode())
+
+
+def test_metrics_have_the_names_that_dashboards_know() -> None:
+    with Broker({"moldau.http.listener": "127.0.0.1:0"}) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for _ in range(3):
+            producer.produce("orders", b"x" * 100, partition=0)
+            producer.flush(SECONDS_MAX)
+        metrics = {}
+        for line in get(broker, "/metrics").splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                metrics[name] = float(value)
+        where = '{partition="0",topic="orders"}'
+        assert metrics["kafka_brokers"] == 1
+        assert metrics[f"kafka_topic_partition_current_offset{where}"] == 3
+        assert metrics[f"kafka_topic_partition_oldest_offset{where}"] == 0
+        assert metrics[f"kafka_topic_partition_in_sync_replica{where}"] == 1
+        assert metrics[f"kafka_topic_partition_under_replicated_partition{where}"] == 0
+        assert metrics[f"kafka_log_log_size{where}"] > 300
+        assert metrics['kafka_server_brokertopicmetrics_messagesin_total{topic="orders"}'] == 3
+        assert metrics['kafka_server_brokertopicmetrics_bytesin_total{topic="orders"}'] > 300
+        assert metrics["kafka_server_brokertopicmetrics_totalproducerequests_total"] == 3
+        assert metrics["kafka_server_replicamanager_leadercount"] == 1
+        assert metrics["kafka_controller_kafkacontroller_activecontrollercount"] == 1
+        assert metrics["kafka_server_socket_server_metrics_connection_count"] >= 1
+        assert metrics["process_open_fds"] > 0
+        assert 0 <= metrics["kafka_network_socketserver_networkprocessoravgidle_percent"] <= 1
+
+
+def test_health_is_ok_and_other_paths_are_not_found() -> None:
+    with Broker({"moldau.http.listener": "127.0.0.1:0"}) as broker:
+        assert get(broker, "/healthz") == "ok\n"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(broker, "/other")
+
+
+def test_an_empty_listener_serves_nothing_and_a_taken_port_costs_a_line_only() -> None:
+    with Broker({"moldau.http.listener": ""}) as broker:
+        assert broker.node is not None and broker.node.http is None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Broker({"moldau.http.listener": f"127.0.0.1:{port}"}) as broker:
+            assert any(line.startswith("http_unavailable") for line in broker.log)
