@@ -134,6 +134,8 @@ class Connection:
                 self._send_one(out[0])
             else:
                 self._flush()
+        if self._paused:
+            self._resume_soon()
 
     def _handle_partial(self) -> None:
         partial = self._partial
@@ -238,6 +240,13 @@ class Connection:
             self._handle_partial()
             if self._out and not self.closed:
                 self._flush()
+        if self._paused:
+            self._resume_soon()
+
+    def _resume_soon(self) -> None:
+        """Paused, but the socket took everything meanwhile: go on in the next turn, so that others have theirs."""
+        if not self.closed and not self._is_behind():
+            self._listener.loop.call_soon(self.resume)
 
     # -- answering -----------------------------------------------------------------------------------------------------
 

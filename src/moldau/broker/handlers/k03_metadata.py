@@ -3,7 +3,7 @@
 Brokers, topics, partitions and leaders as this broker knows them, with the addresses of the listener that was asked.
 - Which topics (trap 8): null means all, an empty list none; version 0 has no null, there an empty list means all.
 - From 10 on topics have ids, from 12 on they may be asked for by id; an unknown one is UNKNOWN_TOPIC_ID. A request
-  that names ids means those only: names beside them are not looked at. A topic that is asked for twice is answered once.
+  that names ids means those only: names beside them are not looked at. A topic asked for twice is answered once.
 - Auto-creation (trap 25): unless the request forbids it (4) or `auto.create.topics.enable` is off, an unknown topic is
   created with the broker's defaults. Kafka answers LEADER_NOT_AVAILABLE and lets the client ask again; here the topic
   is ready when it is created, so the answer has it.

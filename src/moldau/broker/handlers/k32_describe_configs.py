@@ -1,8 +1,8 @@
 """DescribeConfigs (key 32), versions 1 to 4: every key of a topic, broker, group or client-metrics subscription.
 
 Each with its value, source, synonyms (the layers that it comes from, the one in force first), type and, from version 3
-on, documentation in our own words (trap 36). Null or no keys means all. Passwords are never shown. A broker describes itself;
-the empty broker name stands for what is set for all brokers.
+on, documentation in our own words (trap 36). Null or no keys means all. Passwords are never shown. A broker describes
+itself; the empty broker name stands for what is set for all brokers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ElectLeaders (key 43), versions 0 to 2: preferred (0) or unclean (1) elections; null means every partition.
 
-Answers ELECTION_NOT_NEEDED where the right leader already leads; a request for every partition leaves those out, but names
-each topic.
+Answers ELECTION_NOT_NEEDED where the right leader already leads; a request for every partition leaves those out, but
+names each topic.
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
                 topic.topic_name,
                 [
                     DescribeQuorumResponse.PartitionData(
-                        partition_index=each.partition_index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                        partition_index=each.partition_index,
+                        error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        error_message="This server does not host this topic-partition.",
                     )
                     for each in topic.partitions
                 ],
