@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from tests.oracle import CLUSTER_ID, ApacheKafka, RunningKafka, require_oracle, run_tool, serves_metadata
 
 pytestmark = pytest.mark.oracle

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.oracle import RunningKafka, ask
 
 from moldau.cluster.config_catalogue import (
     ConfigKey,
@@ -32,6 +31,7 @@ from moldau.cluster.config_catalogue import (
     topic_keys,
     topic_synonyms,
 )
+from tests.oracle import RunningKafka, ask
 
 DOC_CHARS_MAX = 300
 BROKER, TOPIC, GROUP, CLIENT_METRICS = 4, 2, 32, 16

@@ -53,6 +53,7 @@ from moldau.cluster import (
 from moldau.consensus import Quorum
 from moldau.kernel import Clock, Dice, Disk, uuid_text
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
 from moldau.storage import LogDirectory, LogDirectoryError
 
 # A request in flight when the node is asked to stop gets this long to be answered.
@@ -201,6 +202,8 @@ class Node:
         self.image = image
         self.settings.apply_dynamic(image)
         self.controller.start()
+        if log.is_transaction_open:
+            self.controller.change_now([AbortTransactionRecord(reason="the controller was restarted")])
         if METADATA_VERSION not in image.features:
             self.controller.change_now(bootstrap_records(METADATA_VERSION_MAX))
         kept = levels_kept_only(self.image)

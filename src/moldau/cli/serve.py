@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from moldau.cli.errors import EXIT_ERROR, EXIT_USAGE
+from moldau.cli.options import Output, OutputFormat
 
 if TYPE_CHECKING:
     from moldau.broker import Settings
@@ -72,49 +73,40 @@ def format_storage(
     ignore_formatted: Annotated[
         bool, typer.Option("--ignore-formatted", help="Leave formatted directories alone.")
     ] = False,
+    output: OutputFormat = Output.TABLE,
 ) -> None:
     """Give empty data directories their identity. `moldau broker` does this by itself."""
     from moldau.broker.storage_tool import AlreadyFormattedError, format_storage
+    from moldau.cli.output import show_rows
 
     settings = _load(_read(config) if config is not None else None, _overrides(override))
     try:
         formatted = format_storage(settings, cluster_id, ignore_formatted=ignore_formatted)
     except (AlreadyFormattedError, ValueError) as error:
         _fail(str(error))
-    for directory, identity in formatted:
-        print(f"formatted {directory} cluster.id={identity}")
+    rows = [{"directory": directory, "cluster_id": identity} for directory, identity in formatted]
+    show_rows(output, {"DIRECTORY": "directory", "CLUSTER_ID": "cluster_id"}, rows)
 
 
 @storage_app.command("info")
 def storage_info(
     config: Annotated[str | None, typer.Option("--config", "-c", help="A server.properties file.")] = None,
     override: Override = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table, json or jsonl.")] = "table",
+    output: OutputFormat = Output.TABLE,
 ) -> None:
     """Show whose the data directories are and what is in them."""
     from moldau.broker.storage_tool import describe_storage
+    from moldau.cli.output import show_rows
 
     settings = _load(_read(config) if config is not None else None, _overrides(override))
-    rows = describe_storage(settings)
-    if output == "table":
-        for row in rows:
-            print("  ".join(f"{key}={value}" for key, value in row.items()))
-        return
-    import json
-
-    if output == "json":
-        print(json.dumps(rows, indent=2))
-    else:
-        for row in rows:
-            print(json.dumps(row))
+    columns = ("directory", "state", "cluster_id", "node_id", "partitions")
+    show_rows(output, {name.upper(): name for name in columns}, describe_storage(settings))
 
 
 # -- the work ----------------------------------------------------------------------------------------------------------
 
 
-def _serve(
-    file_text: str | None, flags: dict[str, str], *, remove: str | None = None, greet: bool = False
-) -> NoReturn:
+def _serve(file_text: str | None, flags: dict[str, str], *, remove: str | None = None, greet: bool = False) -> NoReturn:
     """Become the broker: the same process id, without the memory and the imports of the command line."""
     import json
 

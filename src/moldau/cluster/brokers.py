@@ -113,13 +113,14 @@ def decide_elect_leaders(image: MetadataImage, request: ElectLeadersRequest) -> 
     )
     for name, index in named:
         result = ElectLeadersResponse.PartitionResult(partition_id=index)
+        answered = results.setdefault(name, [])
         try:
             records.append(_elect(image, name, index, request.election_type))
         except KafkaError as refusal:
             if everything and refusal.code == ErrorCode.ELECTION_NOT_NEEDED:
                 continue
             result.error_code, result.error_message = refusal.code, refusal.message
-        results.setdefault(name, []).append(result)
+        answered.append(result)
     response = ElectLeadersResponse(
         replica_election_results=[
             ElectLeadersResponse.ReplicaElectionResult(name, partitions) for name, partitions in results.items()
@@ -148,17 +149,19 @@ def _elect(image: MetadataImage, name: str, index: int, election_type: int) -> P
 def _preferred(partition: PartitionImage, alive: set[int]) -> int:
     preferred = partition.replicas[0]
     if partition.leader == preferred:
-        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
     if preferred not in alive or preferred not in partition.isr:
-        raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
+        raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
     return preferred
 
 
 def _unclean(partition: PartitionImage, alive: set[int]) -> int:
     if partition.leader != NO_LEADER:
-        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
     candidates = [replica for replica in partition.replicas if replica in alive]
     if not candidates:
-        raise KafkaError(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE)
+        raise KafkaError(
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available."
+        )
     in_sync = [replica for replica in candidates if replica in partition.isr]
     return (in_sync or candidates)[0]

@@ -270,13 +270,13 @@ def _check_subscription(values: Mapping[str, str]) -> None:
         if key is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {name}")
         if name == "interval.ms" and value.strip().removeprefix("-").isdecimal():
-            if key.allowed.minimum is not None and key.allowed.maximum is not None:
-                if not key.allowed.minimum <= int(value) <= key.allowed.maximum:
-                    raise KafkaError(
-                        ErrorCode.INVALID_REQUEST,
-                        f"Invalid value {value} for interval.ms, interval must be between {key.allowed.minimum} and"
-                        f" {key.allowed.maximum} (1 hour)",
-                    )
+            low, high = key.allowed.minimum, key.allowed.maximum
+            assert low is not None and high is not None
+            if not low <= int(value) <= high:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"Invalid value {value} for interval.ms, interval must be between {low} and {high} (1 hour)",
+                )
         try:
             parse_value(key, value)
         except ConfigValueError as error:

@@ -20,6 +20,7 @@ from moldau.cluster.image import (
     TopicImage,
 )
 from moldau.kernel import uuid_text
+from moldau.protocol.metadata_records import UnknownMetadataRecord
 
 # PartitionChangeRecord: the leader field's value for "unchanged".
 _LEADER_UNCHANGED = -2
@@ -50,8 +51,12 @@ class MetadataDelta:
             self.replay(record)
 
     def replay(self, record: Any) -> None:
-        """Apply one record; kinds that this version does not know are ignored (they stay in the log)."""
-        apply = _REPLAY.get(getattr(record, "API_KEY", -1))
+        """Apply one record; kinds of a newer Kafka are kept as they are, in their order."""
+        if isinstance(record, UnknownMetadataRecord):
+            kept = self.base.kept if self.kept is None else self.kept
+            self._keep(("unknown", len(kept)), record)
+            return
+        apply = _REPLAY.get(record.API_KEY)
         if apply is not None:
             apply(self, record)
 
@@ -167,11 +172,12 @@ class MetadataDelta:
             self.configs[resource] = {}
 
     def _clear_elr(self, record: Any) -> None:
-        names = [record.topic_name] if record.topic_name else list(self.base.topics)
-        for name in names:
-            topic = self.base.topics.get(name)
-            if topic is not None:
-                change = self._topic(topic.id)
+        """Of one topic, or of all when none is named; topics that this delta made are among them."""
+        for topic in self.base.topics.values():
+            if topic.id not in self.topics_removed and record.topic_name in ("", topic.name):
+                self._topic(topic.id)
+        for change in self.topics_changed.values():
+            if record.topic_name in ("", change.name):
                 change.partitions = [partition._replace(elr=(), last_known_elr=()) for partition in change.partitions]
 
     # -- configs, features, producer ids -------------------------------------------------------------------------------
@@ -210,6 +216,7 @@ class MetadataDelta:
             fenced=record.fenced,
             in_controlled_shutdown=record.in_controlled_shutdown,
             log_directories=tuple(record.log_dirs),
+            cordoned_log_directories=tuple(record.cordoned_log_dirs or ()),
         )
 
     def _unregister_broker(self, record: Any) -> None:
@@ -224,6 +231,8 @@ class MetadataDelta:
             changes["in_controlled_shutdown"] = record.in_controlled_shutdown > 0
         if record.log_dirs:
             changes["log_directories"] = tuple(record.log_dirs)
+        if record.cordoned_log_dirs is not None:
+            changes["cordoned_log_directories"] = tuple(record.cordoned_log_dirs)
         self._update_broker(record.broker_id, changes)
 
     def _fence_broker(self, record: Any) -> None:

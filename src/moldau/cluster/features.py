@@ -9,6 +9,7 @@ from typing import Any
 from moldau.cluster.decision import Decision
 from moldau.cluster.image import MetadataImage
 from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.metadata_records import UnknownMetadataRecord
 
 METADATA_VERSION = "metadata.version"
 KRAFT_VERSION = "kraft.version"
@@ -70,6 +71,8 @@ _RECORD_VERSIONS = {
 
 def record_version(record: Any, metadata_version: int) -> int:
     """The version in which a metadata record is written at this metadata.version."""
+    if isinstance(record, UnknownMetadataRecord):
+        return record.version
     for since, version in _RECORD_VERSIONS.get(record.API_KEY, ()):
         if metadata_version >= since:
             return version
@@ -120,64 +123,64 @@ def advertised_levels(image: MetadataImage, kraft_version: int) -> dict[str, int
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
-def decide_update_features(image: MetadataImage, request: Any, version: int) -> Decision[Any]:
+def decide_update_features(image: MetadataImage, request: Any, version: int, node_id: int) -> Decision[Any]:
     """UpdateFeatures: all of the changes or, when one is refused, none of them (KIP-584, KIP-1022)."""
     from moldau.protocol.messages.metadata_records.feature_level_record import FeatureLevelRecord
     from moldau.protocol.messages.update_features import UpdateFeaturesResponse
 
     records = []
     results = []
-    refusal: KafkaError | None = None
     for update in request.feature_updates:
         upgrade_type = update.upgrade_type
         if version == 0:
             upgrade_type = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
         try:
-            _check_update(image, update.feature, update.max_version_level, upgrade_type)
+            _check_update(image, update.feature, update.max_version_level, upgrade_type, node_id)
         except KafkaError as error:
-            refusal = refusal or error
-            results.append(UpdateFeaturesResponse.UpdatableFeatureResult(update.feature, error.code, error.message))
-            continue
-        results.append(UpdateFeaturesResponse.UpdatableFeatureResult(update.feature, ErrorCode.NONE, None))
+            message = f"The update failed for all features since the following feature had an error: {error.message}"
+            return Decision(UpdateFeaturesResponse(error_code=error.code, error_message=message))
+        results.append(UpdateFeaturesResponse.UpdatableFeatureResult(update.feature, ErrorCode.NONE, "NONE"))
         if image.features.get(update.feature, 0) != update.max_version_level:
             records.append(FeatureLevelRecord(name=update.feature, feature_level=update.max_version_level))
-    response = UpdateFeaturesResponse(results=[] if version >= 2 else results)
-    if refusal is not None:
-        records = []
-        if version >= 2:
-            message = f"The update failed for all features since the following feature had an error: {refusal.message}"
-            response = UpdateFeaturesResponse(error_code=refusal.code, error_message=message)
+    response = UpdateFeaturesResponse(error_message=None, results=[] if version >= 2 else results)
     return Decision(response, () if request.validate_only else records)
 
 
-def _check_update(image: MetadataImage, name: str, level: int, upgrade_type: int) -> None:
+def _check_update(image: MetadataImage, name: str, level: int, upgrade_type: int, node_id: int) -> None:
     now = image.features.get(name, 0)
     if upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        raise KafkaError(
-            ErrorCode.INVALID_UPDATE_VERSION,
-            "The controller does not support the given upgrade type.",
-        )
+        raise _invalid(name, level, "The controller does not support the given upgrade type.")
+    if level < 0:
+        raise _invalid(name, level, "A feature version cannot be less than 0.")
     supported = SUPPORTED.get(name)
-    if level < 0 or supported is None or level not in supported:
-        known = "no level" if supported is None else f"only versions {supported.low}-{supported.high}"
-        raise KafkaError(
-            ErrorCode.INVALID_UPDATE_VERSION,
-            f"Invalid update version {level} for feature {name}. Local controller supports {known}.",
+    if supported is None:
+        known = (
+            f"Feature {name} not found." if level == 0 else f"Local controller {node_id} does not support this feature."
+        )
+        raise _invalid(name, level, known)
+    if level not in supported:
+        raise _invalid(
+            name, level, f"Local controller {node_id} only supports versions {supported.low}-{supported.high}"
         )
     if level < now and upgrade_type == UPGRADE:
-        raise KafkaError(
-            ErrorCode.INVALID_UPDATE_VERSION,
-            f"Invalid update version {level} for feature {name}. Can't downgrade the version of this feature without"
-            " setting the upgrade type to either safe or unsafe downgrade.",
+        raise _invalid(
+            name,
+            level,
+            "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe"
+            " downgrade.",
         )
     if level > now and upgrade_type != UPGRADE:
-        raise KafkaError(
-            ErrorCode.INVALID_UPDATE_VERSION,
-            f"Invalid update version {level} for feature {name}. Can't downgrade to a newer version.",
-        )
+        raise _invalid(name, level, "Can't downgrade to a newer version.")
     if name == METADATA_VERSION and level < now:
-        raise KafkaError(
-            ErrorCode.INVALID_UPDATE_VERSION,
-            f"Invalid metadata.version {level}. Refusing to perform the requested downgrade because it might delete"
-            " metadata information.",
+        why = (
+            "Unsafe metadata downgrade is not supported in this version."
+            if upgrade_type == UNSAFE_DOWNGRADE
+            else "Refusing to perform the requested downgrade because it might delete metadata information."
         )
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION, f"Unsupported metadata.version downgrade from {now} to {level}. {why}"
+        )
+
+
+def _invalid(name: str, level: int, why: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {name}. {why}")

@@ -48,6 +48,7 @@ class BrokerRegistration:
     fenced: bool
     in_controlled_shutdown: bool
     log_directories: tuple[bytes, ...]
+    cordoned_log_directories: tuple[bytes, ...] = ()
 
     def endpoint(self, listener: str) -> Endpoint | None:
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
@@ -108,7 +109,7 @@ class MetadataImage:
     topic_names: Mapping[bytes, str] = field(default_factory=_nothing)
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=_nothing)
     next_producer_id: int = 0
-    # Records of kinds that are kept but not acted on yet (ACLs, SCRAM users, quotas, tokens), by their identity.
+    # Records that are kept but not acted on (ACLs, SCRAM users, quotas, tokens, kinds of a newer Kafka), by identity.
     kept: Mapping[tuple[Any, ...], Any] = field(default_factory=_nothing)
 
     def topic_by_id(self, topic_id: bytes) -> TopicImage | None:

@@ -55,6 +55,8 @@ class MetadataLog:
             self.log.truncate_fully_and_start_at(start)
         self.voters = VoterSet()
         self.bytes_since_snapshot = 0
+        # A transaction was begun and never ended: the new leader must abort it, or it swallows what follows.
+        self.is_transaction_open = False
 
     # -- the vote file -------------------------------------------------------------------------------------------------
 
@@ -129,6 +131,7 @@ class MetadataLog:
                         delta.replay(record)
                 offset, epoch = last_offset, batch_epoch
             position = piece.next_offset
+        self.is_transaction_open = transaction is not None
         return delta.image(offset, epoch)
 
     def _replay_controls(self, controls: Sequence[tuple[int, Any]]) -> None:

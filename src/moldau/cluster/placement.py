@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -19,27 +19,38 @@ def place_replicas(
 ) -> list[tuple[int, ...]]:
     """One tuple of distinct brokers per partition, the first being the preferred leader.
 
-    Brokers are ordered so that neighbours are in different racks; partition p takes consecutive brokers from start + p,
-    so leaderships and followers are spread evenly.
+    Brokers are ordered so that neighbours are in different racks. Partition p is led by broker start + p, so that
+    leaderships are spread evenly; its followers come after it on the ring, a rack that has no replica yet first.
     """
     assert 0 < replication_factor <= len(brokers)
     ring = _interleave_racks(brokers)
+    rack_of = {broker.node_id: broker.rack for broker in brokers}
     start = dice.below(len(ring))
-    shift = 0
     placed = []
     for partition in range(partition_count):
-        if partition and partition % len(ring) == 0:
-            shift += 1  # so that the same leader gets other followers in the next round
-        first = start + partition
-        replicas = [ring[first % len(ring)]]
-        for step in range(1, len(ring)):
-            if len(replicas) == replication_factor:
-                break
-            candidate = ring[(first + 1 + (step - 1 + shift) % (len(ring) - 1)) % len(ring)]
-            if candidate not in replicas:
-                replicas.append(candidate)
-        placed.append(tuple(replicas))
+        leader = (start + partition) % len(ring)
+        # In every round the same leader gets other followers.
+        turn = partition // len(ring)
+        others = len(ring) - 1
+        followers = [ring[(leader + 1 + (step + turn) % others) % len(ring)] for step in range(others)]
+        placed.append(_spread(ring[leader], followers, rack_of, replication_factor))
     return placed
+
+
+def _spread(
+    leader: int, followers: list[int], rack_of: Mapping[int, str | None], replication_factor: int
+) -> tuple[int, ...]:
+    replicas = [leader]
+    used = {rack_of[leader]}
+    while len(replicas) < replication_factor:
+        chosen = next((follower for follower in followers if rack_of[follower] not in used), None)
+        if chosen is None:  # every rack has one: another round
+            used = set()
+            chosen = followers[0]
+        followers.remove(chosen)
+        replicas.append(chosen)
+        used.add(rack_of[chosen])
+    return tuple(replicas)
 
 
 def _interleave_racks(brokers: Sequence[UsableBroker]) -> list[int]:

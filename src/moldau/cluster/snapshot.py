@@ -153,6 +153,7 @@ def _node_records(image: MetadataImage) -> Iterator[Any]:
             fenced=broker.fenced,
             in_controlled_shutdown=broker.in_controlled_shutdown,
             log_dirs=list(broker.log_directories),
+            cordoned_log_dirs=list(broker.cordoned_log_directories) or None,
         )
     for controller in image.controllers.values():
         yield RegisterControllerRecord(

@@ -30,13 +30,14 @@ from moldau.broker.fetch_sessions import (
 )
 from moldau.broker.partition import READ_COMMITTED, Partition
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.fetch import FetchRequest
+from moldau.protocol.messages.fetch import FetchRequest, FetchResponse
 from moldau.protocol.wire import write_uvarint
 from moldau.storage import LogSlice
 
 TOPIC_IDS_VERSION_MIN = 13
 SESSIONS_VERSION_MIN = 7
 FLEXIBLE_VERSION_MIN = 12
+NEW_LEADERS_VERSION_MIN = 16
 UNKNOWN = -1
 
 _THROTTLE = struct.Struct(">i")
@@ -88,7 +89,7 @@ async def handle(request: FetchRequest, context: Context) -> RawAnswer:
     elif session is not None:
         for each in found:
             session.has_news(each.key, each.error, each.size, each.high_watermark, each.log_start_offset)
-    return RawAnswer(_encode(found, version, 0 if session is None else session.id))
+    return RawAnswer(_encode(found, version, 0 if session is None else session.id, _endpoints(found, context)))
 
 
 def _session_and_partitions(
@@ -135,6 +136,7 @@ def _read_all(
     wanted: list[tuple[PartitionKey, FetchedPartition]], request: FetchRequest, context: Context
 ) -> list[Found]:
     bytes_left = request.max_bytes
+    names_leader = context.version >= NEW_LEADERS_VERSION_MIN
     nothing_yet = True
     found = []
     for key, state in wanted:
@@ -145,7 +147,12 @@ def _read_all(
             leader = None if partition is None else (partition.leader_id, partition.leader_epoch)
             # As Kafka: null is what a log says to read_uncommitted; where there is no log, the list is empty.
             aborted = () if partition is None else None
-            each = Found(key, refusal.code, aborted=aborted, leader=leader if refusal.code in _LEADER_ERRORS else None)
+            each = Found(
+                key,
+                refusal.code,
+                aborted=aborted,
+                leader=leader if names_leader and refusal.code in _LEADER_ERRORS else None,
+            )
         if each.records is not None:
             bytes_left -= each.records.size
             nothing_yet = False
@@ -276,13 +283,29 @@ def _head(version: int, error: int, session_id: int, topic_count: int) -> bytear
     return out
 
 
-def _tail(out: bytearray, version: int) -> bytearray:
-    if version >= FLEXIBLE_VERSION_MIN:
+def _tail(out: bytearray, version: int, endpoints: Sequence[FetchResponse.NodeEndpoint] = ()) -> bytearray:
+    if endpoints:
+        # Rare, so the generated code writes it: all that follows the fixed fields and the (empty) array of topics.
+        out += FetchResponse(node_endpoints=list(endpoints)).encode(version)[_THROTTLE_ERROR_SESSION.size + 1 :]
+    elif version >= FLEXIBLE_VERSION_MIN:
         out.append(0)
     return out
 
 
-def _encode(found: list[Found], version: int, session_id: int) -> list[Part]:
+def _endpoints(found: list[Found], context: Context) -> list[FetchResponse.NodeEndpoint]:
+    """KIP-951: beside the ids of new leaders, their addresses."""
+    endpoints = []
+    for node_id in sorted({each.leader[0] for each in found if each.leader is not None}):
+        broker = context.node.image.brokers.get(node_id)
+        endpoint = None if broker is None else context.node.endpoint_for(broker, context)
+        if broker is not None and endpoint is not None:
+            endpoints.append(FetchResponse.NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
+    return endpoints
+
+
+def _encode(
+    found: list[Found], version: int, session_id: int, endpoints: Sequence[FetchResponse.NodeEndpoint]
+) -> list[Part]:
     """The body, by hand: file slices stay slices. Partitions of a topic that are not neighbours repeat the topic."""
     runs: list[tuple[TopicKey, list[Found]]] = []
     for each in found:
@@ -310,7 +333,7 @@ def _encode(found: list[Found], version: int, session_id: int) -> list[Part]:
                 _write_partition_tags(out, each)
         if flexible:
             out.append(0)
-    parts.append(_tail(out, version))
+    parts.append(_tail(out, version, endpoints))
     return [part for part in parts if not isinstance(part, bytearray) or part]
 
 

@@ -1,0 +1,84 @@
+"""Options that commands share, and how the values on a command line are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from moldau.cli.errors import usage
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+_AGO = re.compile(r"(\d+)(ms|s|m|h|d)")
+_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "-b",
+        "--bootstrap",
+        "--bootstrap-server",
+        "--broker-list",
+        envvar="MOLDAU_BOOTSTRAP",
+        metavar="HOST:PORT,...",
+        help="Any broker of the cluster, or several.",
+    ),
+]
+OutputFormat = Annotated[Output, typer.Option("-o", "--output", help="How to print the answer.")]
+Property = Annotated[
+    list[str] | None,
+    typer.Option("-X", metavar="PROP=VALUE", help="A client property under Kafka's name; may be given several times."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def parse_pairs(given: Iterable[str] | None, option: str) -> dict[str, str]:
+    """`k=v` texts, in order."""
+    pairs: dict[str, str] = {}
+    lead = f"{option} " if option else ""
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise usage(f"{lead}{text}: write it as {lead}key=value")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Milliseconds since 1970 of `2026-11-01T10:00` (local time unless it says), epoch milliseconds, or `10m` ago."""
+    given = text.removeprefix("@").strip()
+    if given.isascii() and given.isdigit():
+        return int(given)
+    ago = _AGO.fullmatch(given)
+    if ago is not None:
+        return now_ms - int(ago[1]) * _MS[ago[2]]
+    try:
+        return round(datetime.fromisoformat(given).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise usage(
+            f"{text!r} is no time: write 2026-11-01T10:00 (local, or with Z or +02:00), milliseconds since 1970, "
+            "or how long ago, such as 10m"
+        ) from None
+
+
+def time_text(timestamp_ms: int) -> str:
+    """UTC with milliseconds; `-` for a record without a time."""
+    if timestamp_ms < 0:
+        return "-"
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + (
+            f"{timestamp_ms % 1000:03d}Z"
+        )
+    except (ValueError, OverflowError, OSError):
+        return str(timestamp_ms)

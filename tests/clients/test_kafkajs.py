@@ -1,0 +1,58 @@
+"""kafkajs: producer and admin.
+
+Its consumer exists only as a member of a group, which this broker does not serve yet: reading goes through the classes
+underneath it (see `js/peer.js`), and the consumer itself must fail at once and not hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from moldau.broker.api_table import SERVED
+from tests.clients.peers import KafkajsPeer
+from tests.clients.sample import Record
+
+pytestmark = pytest.mark.clients
+FIND_COORDINATOR, LIST_GROUPS = 10, 16
+
+
+def test_administration(kafkajs: KafkajsPeer, bootstrap: str, new_topic: Callable[[], str]) -> None:
+    seen = kafkajs.ask({"do": "admin", "topic": new_topic()})
+    host, _, port = bootstrap.rpartition(":")
+    cluster = seen.pop("cluster")
+    assert cluster["brokers"] == [{"nodeId": 1, "host": host, "port": int(port)}] and cluster["controller"] == 1
+    assert len(cluster["clusterId"]) == 22
+    groups = seen.pop("groups")
+    assert groups is None if LIST_GROUPS in SERVED else groups == "KafkaJSServerDoesNotSupportApiKey"
+    assert seen == {
+        "created": True,
+        "created again": False,
+        "listed": True,
+        "partitions": [[number, 1, [1]] for number in range(3)],
+        "offsets": {"partition": 0, "offset": "10", "high": "10", "low": "0"},
+        "atTime": {"partition": 0, "offset": "3"},
+        "trimmed": {"partition": 0, "offset": "10", "high": "10", "low": "4"},
+        "retention": [["retention.ms", "3600000"]],
+        "deleted": True,
+    }
+
+
+def test_an_idempotent_producer_numbers_its_records(kafkajs: KafkajsPeer, new_topic: Callable[[], str]) -> None:
+    topic = new_topic()
+    order = {"do": "produce", "topic": topic, "partition": 0, "codec": "gzip", "idempotent": True}
+    records = [{"key": None, "value": f"v{i}", "headers": [], "timestamp": i} for i in range(100)]
+    assert kafkajs.ask({**order, "records": records}) == 0
+    assert kafkajs.ask({**order, "records": records}) == 100
+    assert kafkajs.read(topic, 0, 200)[150] == Record(None, b"v50", (), 50)
+
+
+@pytest.mark.skipif(FIND_COORDINATOR in SERVED, reason="groups are served")
+def test_its_consumer_is_told_at_once_that_there_are_no_groups(
+    kafkajs: KafkajsPeer, new_topic: Callable[[], str]
+) -> None:
+    topic = new_topic()
+    kafkajs.write(topic, 0, "none", [Record(None, b"v")])
+    reason = kafkajs.ask({"do": "groupConsumer", "topic": topic})
+    assert reason == "KafkaJSGroupCoordinatorNotFound"

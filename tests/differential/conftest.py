@@ -1,0 +1,56 @@
+"""A Moldau and an Apache Kafka for scenarios, and their verdict at the end of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+from moldau.testing import Broker
+from tests.differential.pair import Pair, Side
+from tests.oracle import RunningKafka
+
+# The oracle's own properties (tests/oracle.py), so that both describe themselves alike.
+LIKE_THE_ORACLE = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0",
+    "controller.listener.names": "CONTROLLER",
+    "controller.quorum.bootstrap.servers": "127.0.0.1:9093",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+}
+
+
+@pytest.fixture(scope="session")
+def embedded_moldau() -> Iterator[Broker]:
+    with Broker(LIKE_THE_ORACLE) as broker:
+        yield broker
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest, apache_kafka: RunningKafka, embedded_moldau: Broker) -> Iterator[Pair]:
+    prefix = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")[-80:]
+    sides = Side("Moldau", embedded_moldau.bootstrap), Side("Kafka", apache_kafka.bootstrap)
+    yield Pair(*sides, prefix)
+    for side in sides:
+        side.wire.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """The verdict is part of the test, not of its clean-up."""
+    result = yield
+    pair = pyfuncitem.funcargs.get("pair")
+    if isinstance(pair, Pair):
+        pair.verdict()
+    return result
