@@ -20,13 +20,14 @@ from tests.oracle import TOOLS, java_command
 READ_SECONDS_MAX = 20.0
 
 
-def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
+def create_topic(bootstrap: str, topic: str, partitions: int = 1, **configs: str) -> None:
     """For tests whose subject is not the creation of topics."""
     from moldau.client import ClusterClient, admin
 
     async def work() -> None:
         async with ClusterClient(bootstrap) as client:
-            await admin.create_topics(client, topic, partitions=partitions)
+            given = {name.replace("_", "."): value for name, value in configs.items()}
+            await admin.create_topics(client, topic, partitions=partitions, configs=given)
 
     asyncio.run(work())
 

@@ -11,7 +11,7 @@ import pytest
 from tests.clients.needs import JS_DIR, ROOT, require_java, require_kafkajs, require_module, require_program
 from tests.oracle import java_command
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 EXAMPLES = ROOT / "examples"
 SECONDS_MAX = 60.0
 

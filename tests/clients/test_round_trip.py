@@ -16,7 +16,12 @@ from tests.clients.needs import require_module
 from tests.clients.peers import PEERS, Peer, create_topic
 from tests.clients.sample import CODECS, Record
 
-pytestmark = pytest.mark.clients
+pytestmark = [
+    pytest.mark.clients,
+    # kafka-python reads its schemas through an API that Python deprecated.
+    pytest.mark.filterwarnings("ignore:open_text is deprecated"),
+    pytest.mark.filterwarnings("ignore:read_text is deprecated"),
+]
 
 # librdkafka takes a broker that does not name FindCoordinator for one from before 0.8.2, which cannot read its lz4
 # frames, and sends plain batches instead. It compresses as soon as consumer groups are served.
@@ -89,6 +94,33 @@ def test_the_log_holds_the_codec_and_the_producer_that_the_client_chose(
         assert sum(header.record_count for header in batches) == len(source.writes())
         if source.idempotent:
             assert all(header.producer_id >= 0 and header.base_sequence >= 0 for header in batches)
+
+
+@pytest.fixture(scope="session")
+def recompressed(bootstrap: str) -> dict[str, str]:
+    """A topic for each codec that the broker itself compressed with, because the topic says so, and its times too."""
+    writer = PEERS["moldau"](bootstrap)
+    topics = {codec: f"recompressed-{codec}" for codec in CODECS}
+    for codec, topic in topics.items():
+        create_topic(bootstrap, topic, compression_type=OF_TOPIC[codec], message_timestamp_type="LogAppendTime")
+        writer.write(topic, 0, "gzip" if codec == "none" else "none", writer.writes())
+    return topics
+
+
+OF_TOPIC = {codec: codec for codec in CODECS} | {"none": "uncompressed"}
+
+
+@pytest.mark.parametrize("reader", _named(PEERS))
+def test_every_client_reads_what_the_broker_compressed_and_dated_itself(
+    broker: BrokerProcess, peer: Callable[[str], Peer], recompressed: dict[str, str], reader: str
+) -> None:
+    sink, expected = peer(reader), peer("moldau").writes()
+    for codec, topic in recompressed.items():
+        assert {header.compression.name.lower() for header in stored_batches(broker, topic, 0)} == {codec}
+        if codec in sink.codecs:
+            found = sink.read(topic, 0, len(expected))
+            assert comparable(found) == comparable(expected), codec
+            assert all(abs(record.timestamp / 1000 - time.time()) < 600 for record in found)
 
 
 def test_kafka_python_has_every_codec(peer: Callable[[str], Peer]) -> None:

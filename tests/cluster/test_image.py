@@ -131,13 +131,11 @@ def test_what_did_not_change_is_shared() -> None:
 def test_a_change_of_leader_raises_the_epoch_and_others_do_not() -> None:
     image = created(cluster(1, 2), topic("t", -1, -1, assignments={0: [1, 2]}))
     topic_id = image.topics["t"].id
-    shrunk = (
-        replayed(image, [PartitionChangeRecord(partition_id=0, topic_id=topic_id, isr=[1])]).topics["t"].partitions[0]
-    )
+    shrink = PartitionChangeRecord(partition_id=0, topic_id=topic_id, isr=[1])
+    shrunk = replayed(image, [shrink]).topics["t"].partitions[0]
     assert (shrunk.isr, shrunk.leader_epoch, shrunk.partition_epoch) == ((1,), 0, 1)
-    same = (
-        replayed(image, [PartitionChangeRecord(partition_id=0, topic_id=topic_id, leader=1)]).topics["t"].partitions[0]
-    )
+    elect = PartitionChangeRecord(partition_id=0, topic_id=topic_id, leader=1)
+    same = replayed(image, [elect]).topics["t"].partitions[0]
     assert (same.leader, same.leader_epoch, same.partition_epoch) == (1, 1, 1)
 
 
@@ -193,9 +191,7 @@ def _history(moves: list[tuple[str, int]]) -> list[list[Any]]:
         batch: list[Any] = []
         known = image.topics.get(name)
         if move == "create" and known is None:
-            before, after = image, created(image, topic(name, which + 1), seed=number)
-            new = after.topics[name]
-            assert before is not after
+            new = created(image, topic(name, which + 1), seed=number).topics[name]
             batch = [TopicRecord(name=name, topic_id=new.id)]
             batch += [
                 PartitionRecord(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moldau.testing import Broker
 from tests.differential.pair import Pair, Side
-from tests.oracle import RunningKafka
+from tests.oracle import ApacheKafka, RunningKafka, require_oracle
 
 # The oracle's own properties (tests/oracle.py), so that both describe themselves alike.
 LIKE_THE_ORACLE = {
@@ -46,11 +47,22 @@ def pair(request: pytest.FixtureRequest, apache_kafka: RunningKafka, embedded_mo
         side.wire.close()
 
 
+@pytest.fixture
+def private_pair(tmp_path: Path) -> Iterator[Pair]:
+    """Brokers of one's own, for scenarios that change what every test sees."""
+    require_oracle()
+    with ApacheKafka(tmp_path) as kafka, Broker(LIKE_THE_ORACLE) as moldau:
+        sides = Side("Moldau", moldau.bootstrap), Side("Kafka", kafka.bootstrap)
+        yield Pair(*sides, "private")
+        for side in sides:
+            side.wire.close()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     """The verdict is part of the test, not of its clean-up."""
     result = yield
-    pair = pyfuncitem.funcargs.get("pair")
-    if isinstance(pair, Pair):
-        pair.verdict()
+    for pair in pyfuncitem.funcargs.values():
+        if isinstance(pair, Pair):
+            pair.verdict()
     return result

@@ -239,8 +239,8 @@ def test_broker_configs_are_altered_and_refused(pair: Pair, version: int) -> Non
         pair.ask(_alter((BROKER, name, [("log.retention.ms", SET, "5")]), validate_only=True), version, say=name)
 
 
-def test_broker_configs_take_effect_in_their_order(pair: Pair) -> None:
-    """One test for all versions of the requests: the shared Kafka is put back at the end."""
+def test_broker_configs_take_effect_in_their_order(private_pair: Pair) -> None:
+    pair = private_pair
     topic = pair.create("t")
     key = "log.message.timestamp.after.max.ms"
 
@@ -256,12 +256,10 @@ def test_broker_configs_take_effect_in_their_order(pair: Pair) -> None:
         )
         _same(pair, _describe((BROKER, "", [key])), 4, f"all brokers after {value}")
 
-    try:
-        step("", SET, "3600001", "3600001", 2)
-        step("1", SET, " 3600002 ", "3600002", 3)
-        step("", DELETE, None, "3600002", 2)
-    finally:
-        step("1", DELETE, None, "3600000", 1)
+    step("", SET, "3600001", "3600001", 2)
+    step("1", SET, " 3600002 ", "3600002", 3)
+    step("", DELETE, None, "3600002", 2)
+    step("1", DELETE, None, "3600000", 1)
 
 
 @pytest.mark.parametrize("version", versions_of(44))

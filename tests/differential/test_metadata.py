@@ -79,6 +79,7 @@ def test_metadata_creates_a_topic_when_it_may(pair: Pair, version: int) -> None:
 def test_metadata_does_not_create_what_would_collide(pair: Pair, version: int) -> None:
     pair.create("x.y")
     pair.ask(_ask(version, _named(pair.topic("x_y")), create=True), version, say="collision")
+    pair.ask(_ask(version, _named("__cluster_metadata"), create=True), version, say="the metadata topic")
 
 
 @pytest.mark.parametrize("version", (10, 11, 12, 13))

@@ -41,6 +41,7 @@ _HANDLERS = {
     1: "k01_fetch",
     2: "k02_list_offsets",
     3: "k03_metadata",
+    10: "k10_find_coordinator",
     18: "k18_api_versions",
     19: "k19_create_topics",
     20: "k20_delete_topics",
@@ -64,7 +65,7 @@ _HANDLERS = {
 
 _REASONS = (
     (range(4, 8), _GONE),
-    (range(8, 17), _GROUPS),
+    ((8, 9, *range(11, 17)), _GROUPS),
     ((17, 36), _SECURITY),
     (range(24, 29), _TRANSACTIONS),
     (range(29, 32), _SECURITY),

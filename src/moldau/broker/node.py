@@ -274,9 +274,9 @@ class Node:
 
     def _register(self) -> None:
         epoch = self.controller.next_offset + 1
-        controller_endpoints = self._registered_endpoints(is_controller=True) or [
-            Endpoint(*DEFAULT_CONTROLLER_ENDPOINT, 0)
-        ]
+        broker_endpoints = self._registered_endpoints(is_controller=False)
+        # Without a listener of its own the controller is reached where the broker is.
+        controller_endpoints = self._registered_endpoints(is_controller=True) or broker_endpoints[:1]
         self.controller.change_now(
             [
                 register_controller(self.node_id, self._incarnation_id, controller_endpoints, SUPPORTED_FEATURES),
@@ -284,7 +284,7 @@ class Node:
                     self.node_id,
                     epoch,
                     self._incarnation_id,
-                    self._registered_endpoints(is_controller=False),
+                    broker_endpoints,
                     SUPPORTED_FEATURES,
                     self.settings.text("broker.rack") or None,
                     self._directory_ids,

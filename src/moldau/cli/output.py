@@ -175,17 +175,17 @@ class JsonEntries:
     def encode(self, texts: Iterable[str]) -> bytes:
         if not self._array:
             return "".join(f"{text}\n" for text in texts).encode()
-        joined = ",\n".join(texts)
-        if not joined:
-            return b""
-        opening = "[\n" if self._count == 0 else ",\n"
-        self._count += 1
-        return (opening + joined).encode()
+        # A line is whole as soon as its object is, so that a live array can be watched.
+        lines = []
+        for text in texts:
+            lines.append(f"{',' if self._count else '['}{text}\n")
+            self._count += 1
+        return "".join(lines).encode()
 
     def end(self) -> bytes:
         if not self._array:
             return b""
-        return b"\n]\n" if self._count else b"[]\n"
+        return b"]\n" if self._count else b"[]\n"
 
 
 def write(data: bytes) -> None:

@@ -21,6 +21,7 @@ app = typer.Typer(add_completion=False)
 
 # Larger than the client's default: a command that reads a file wants throughput. -X batch.size=... has the last word.
 BATCH_BYTES = 1 << 17
+BATCH_BYTES_WITHOUT_LEAVE = 1 << 14
 # With a batch of its own for each record of a small input, waiting this long costs nobody anything.
 LINGER_MS = 5
 INTERRUPT_FLUSH_MS_MAX = 5_000
@@ -134,7 +135,7 @@ def produce(
         output=output,
     )
     given = parse_pairs(properties, "-X")
-    settings: dict[str, object] = {"batch.size": BATCH_BYTES, "linger.ms": LINGER_MS}
+    settings: dict[str, object] = {"linger.ms": LINGER_MS}
     settings |= {name: value for name, value in given.items() if name != "default.api.timeout.ms"}
     if compression is not None:
         settings["compression.type"] = str(compression)
@@ -219,8 +220,11 @@ async def _produce(client: ClusterClient, plan: _Plan, settings: dict[str, objec
     from moldau.client import Producer
     from moldau.kernel import KafkaError
 
-    producer = Producer(client, settings)
+    Producer(client, settings)  # a wrong setting shows before a topic is made
     await _check_topic(client, plan)
+    if "batch.size" not in settings:
+        settings = {**settings, "batch.size": await _batch_bytes(client, plan.topic)}
+    producer = Producer(client, settings)
     started = time.monotonic()
     tally = _Tally(plan.output)
     stopped: str | None = None
@@ -295,6 +299,20 @@ async def _check_topic(client: ClusterClient, plan: _Plan) -> None:
         )
 
 
+async def _batch_bytes(client: ClusterClient, topic: str) -> int:
+    """As large as is good, and not larger than the topic takes: a batch that is too large is refused as a whole."""
+    from moldau.client import admin
+    from moldau.kernel import KafkaError
+
+    key = "max.message.bytes"
+    try:
+        entries = await admin.describe_configs(client, admin.ResourceType.TOPIC, topic, [key])
+    except KafkaError:
+        return BATCH_BYTES_WITHOUT_LEAVE  # who may write need not be allowed to look
+    limits = [int(entry.value) for entry in entries if entry.name == key and entry.value is not None]
+    return min([BATCH_BYTES, *limits])
+
+
 # -- from lines to records ---------------------------------------------------------------------------------------------
 
 
@@ -315,7 +333,7 @@ async def _records(plan: _Plan, descriptor: int, place: _Place) -> AsyncGenerato
             yield parse(lines)
             lines_read += len(lines)
             bytes_read += sum(map(len, lines)) + len(lines)
-            if not sys.stdin.isatty():
+            if not os.isatty(descriptor):
                 progress.update(bytes_read, f"{lines_read:,} lines")
         yield parse([])
 

@@ -33,9 +33,12 @@ def on_cluster(bootstrap: str, properties: list[str] | None, work: Callable[[Clu
 
 def on_cluster_with(bootstrap: str, properties: Mapping[str, str], work: Callable[[ClusterClient], Awaitable[T]]) -> T:
     import asyncio
+    import logging
 
     from moldau.client import ClusterClient
 
+    # Commands say themselves what went wrong, once.
+    logging.getLogger("moldau").addHandler(logging.NullHandler())
     options = client_options(properties)
     servers = properties.get("bootstrap.servers", bootstrap)
 

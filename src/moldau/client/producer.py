@@ -90,7 +90,7 @@ class Producer:
         self._stop_listening: Callable[[], None] | None = None
         self._serialize_key = self.settings.key_serializer
         self._serialize_value = self.settings.value_serializer
-        self._batch_size = self.settings.batch_size
+        self._batch_size = min(self.settings.batch_size, self.settings.max_request_size)
         self._linger = self.settings.linger_ms / 1000
 
     async def __aenter__(self) -> Self:

@@ -135,7 +135,7 @@ def _session_and_partitions(
 def _read_all(
     wanted: list[tuple[PartitionKey, FetchedPartition]], request: FetchRequest, context: Context
 ) -> list[Found]:
-    bytes_left = request.max_bytes
+    bytes_left = min(request.max_bytes, context.node.settings.integer("fetch.max.bytes"))
     names_leader = context.version >= NEW_LEADERS_VERSION_MIN
     nothing_yet = True
     found = []
