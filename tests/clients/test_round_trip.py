@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from moldau.broker.api_table import SERVED
 from moldau.protocol.batches import BatchHeader, iterate_batches
 from moldau.testing import BrokerProcess
 from tests.clients.needs import require_module
@@ -22,11 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:open_text is deprecated"),
     pytest.mark.filterwarnings("ignore:read_text is deprecated"),
 ]
-
-# librdkafka takes a broker that does not name FindCoordinator for one from before 0.8.2, which cannot read its lz4
-# frames, and sends plain batches instead. It compresses as soon as consumer groups are served.
-LIBRDKAFKA = ("confluent-kafka", "kcat")
-FIND_COORDINATOR = 10
 
 
 def _named(names: dict[str, Any]) -> list[Any]:
@@ -86,11 +80,8 @@ def test_the_log_holds_the_codec_and_the_producer_that_the_client_chose(
     for codec in source.codecs:
         batches = stored_batches(broker, topic, CODECS.index(codec))
         stored = {header.compression.name.lower() for header in batches}
-        if codec == "lz4" and writer in LIBRDKAFKA and FIND_COORDINATOR not in SERVED:
-            assert stored == {"none"}
-        else:
-            # A client leaves a batch plain that its codec would not make smaller.
-            assert codec in stored and stored <= {codec, "none"}
+        # A client leaves a batch plain that its codec would not make smaller.
+        assert codec in stored and stored <= {codec, "none"}
         assert sum(header.record_count for header in batches) == len(source.writes())
         if source.idempotent:
             assert all(header.producer_id >= 0 and header.base_sequence >= 0 for header in batches)
