@@ -44,6 +44,11 @@ UNKNOWN_KIND = Deliberate(
     "DescribeConfigs of an unknown kind of resource says which; Kafka says that the client library is malformed",
 )
 
+COORDINATORS = Deliberate(
+    ("error_message", "coordinators.*.error_message"),
+    "FindCoordinator says that transactions and share groups are not served yet; Kafka knows them and says, of kinds"
+    " that it does not know, that the client library is malformed",
+)
 PRODUCE_MESSAGES = Deliberate(
     ("responses.*.error_message", "responses.*.batch_index_error_message"),
     "every refused batch says why, in our own words; Kafka leaves most messages null, and its list of record errors"

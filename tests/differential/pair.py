@@ -28,7 +28,7 @@ POLL_SECONDS = 0.01
 SHOWN_CHARACTERS_MAX = 600
 
 # Quotas never apply here, but Kafka measures; each cluster has its own id and addresses.
-ALWAYS_MASKED = ("throttle_time_ms", "cluster_id", "*.host", "*.port")
+ALWAYS_MASKED = ("throttle_time_ms", "cluster_id", "host", "port", "*.host", "*.port")
 
 Request = Message | Callable[["Side"], Message]
 

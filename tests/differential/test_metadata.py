@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from moldau.kernel import ZERO_UUID
+from moldau.kernel import ZERO_UUID, ErrorCode
 from moldau.protocol.messages.describe_cluster import DescribeClusterRequest
 from moldau.protocol.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
+from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
 from moldau.protocol.messages.metadata import MetadataRequest
-from tests.differential.deliberate import REFUSES_NOTHING, USABLE_AT_ONCE
+from tests.differential.deliberate import COORDINATORS, REFUSES_NOTHING, USABLE_AT_ONCE
 from tests.differential.pair import Pair, Side, versions_of
 from tests.differential.plain import only
 
@@ -60,7 +61,6 @@ def test_metadata_of_topics_that_do_not_exist(pair: Pair, version: int) -> None:
         pair.ask(_ask(version, _named(name, there)), version, unordered=("topics",), say="beside a good one")
     if version >= 4:  # before, asking creates
         pair.ask(_ask(version, _named(pair.topic("missing"), pair.topic("missing"))), version, say="unknown, twice")
-        pair.ask(_ask(version, _named("__consumer_offsets")), version, say="internal, not created")
 
 
 @pytest.mark.parametrize("version", versions_of(3))
@@ -153,3 +153,39 @@ def test_describe_cluster(pair: Pair, version: int) -> None:
             pair.ask(DescribeClusterRequest(endpoint_type=kind), version, say=f"endpoint type {kind}")
     if version >= 2:
         pair.ask(DescribeClusterRequest(include_fenced_brokers=True), version)
+
+
+# -- internal topics and coordinators ----------------------------------------------------------------------------------
+
+
+def _coordinator(version: int, *keys: str, kind: int = 0) -> FindCoordinatorRequest:
+    request = FindCoordinatorRequest()
+    if version >= 4:
+        request.coordinator_keys = list(keys)
+    else:
+        request.key = keys[0]
+    if version >= 1:
+        request.key_type = kind
+    return request
+
+
+def test_internal_topics_and_the_coordinator_of_a_group(private_pair: Pair) -> None:
+    """On brokers of its own, as Kafka creates __consumer_offsets when somebody asks for a coordinator."""
+    pair = private_pair
+    for version in range(4, 14):
+        pair.ask(_ask(version, _named("__consumer_offsets", "__transaction_state")), version, unordered=("topics",))
+    for version in versions_of(10):
+        pair.ask(_coordinator(version, "group"), version, until=_is_found, say="of a group")
+        pair.ask(_coordinator(version, ""), version, say="of a group without a name")
+        if version >= 1:
+            pair.ask(
+                _coordinator(version, "x", kind=3), version, deliberate=(COORDINATORS,), say="of what is not served"
+            )
+        if version >= 4:
+            pair.ask(_coordinator(version, "a", "b"), version, unordered=("coordinators",), say="of two groups")
+            pair.ask(_coordinator(version), version, say="of none")
+
+
+def _is_found(answer: Any) -> bool:
+    errors = [answer.error_code, *(each.error_code for each in answer.coordinators)]
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE not in errors

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line; the process ends with its exit code."""
-    from moldau.cli.app import app
+    try:
+        from moldau.cli.app import app
 
-    app()
+        app()
+    except KeyboardInterrupt:  # before the command itself could take care of it
+        raise SystemExit(130) from None
 
 
 __all__ = ["main"]

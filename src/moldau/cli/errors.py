@@ -77,6 +77,8 @@ def _explain_refusal(error: object) -> tuple[str, int]:
     }
     text = one_line(str(error)).rstrip(".")
     step = not_found.get(error.code)
+    if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and text.endswith(error.code.name):
+        text = text.removesuffix(error.code.name) + "it does not exist"  # the broker said no more than its number
     if step is None:
         return (text if error.code.name in text else f"{text} ({error.code.name})"), EXIT_ERROR
     return (f"{text}; {step}" if step else text), EXIT_NOT_FOUND

@@ -396,6 +396,9 @@ class SimulatedDisk:
         self._inode(path)
         return 0
 
+    def total_bytes(self, path: str) -> int:
+        return self.capacity_bytes
+
     def free_bytes(self, path: str) -> int:
         return (
             max(self.capacity_bytes - self.used_bytes, 0) if self.capacity_bytes < UNLIMITED_BYTES else UNLIMITED_BYTES

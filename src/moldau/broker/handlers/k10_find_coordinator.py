@@ -25,7 +25,7 @@ async def handle(request: FindCoordinatorRequest, context: Context) -> FindCoord
     (only,) = found
     response = FindCoordinatorResponse(error_code=only.error_code, node_id=only.node_id, host=only.host, port=only.port)
     if context.version >= 1:
-        response.error_message = only.error_message
+        response.error_message = only.error_message or "NONE"  # Kafka's word for no error, until version 4
     return response
 
 
