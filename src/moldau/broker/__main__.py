@@ -43,14 +43,22 @@ def _announce(node: Node, *, greet: bool) -> None:
     http = "" if node.http is None else f" http=127.0.0.1:{node.http.port}"
     print(f"ready bootstrap={node.bootstrap} node={node.node_id} cluster={node.cluster_id}{http}", flush=True)
     if greet:
+        command = _command()
         print(
             "\nTry it in another terminal:\n"
-            f"  echo hello | moldau produce greetings -b {node.bootstrap}\n"
-            f"  moldau consume greetings -b {node.bootstrap}\n"
+            f"  echo hello | {command} produce greetings -b {node.bootstrap}\n"
+            f"  {command} consume greetings -b {node.bootstrap}\n"
             "or point any Kafka client at this address. Ctrl-C stops the broker.\n",
             file=sys.stderr,
             flush=True,
         )
+
+
+def _command() -> str:
+    """How the person can call us from here: by name, or by path when the environment is not active."""
+    if shutil.which("moldau"):
+        return "moldau"
+    return os.path.relpath(os.path.join(os.path.dirname(sys.executable), "moldau"))
 
 
 def _fail(message: str, code: int) -> int:
