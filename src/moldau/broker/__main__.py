@@ -16,6 +16,7 @@ from typing import Any
 from moldau.broker.node import Node, StartError
 from moldau.broker.run import run_broker
 from moldau.broker.settings import ConfigError, load_settings
+from moldau.kernel import KafkaError
 from moldau.storage import LogDirectoryError
 
 EXIT_ERROR, EXIT_USAGE = 1, 2
@@ -30,7 +31,7 @@ def main(argument: str) -> int:
         return run_broker(settings, on_ready=lambda node: _announce(node, greet=order["greet"]))
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
-    except (StartError, LogDirectoryError) as error:
+    except (StartError, LogDirectoryError, KafkaError) as error:
         return _fail(str(error), EXIT_ERROR)
     except OSError as error:
         return _fail(f"{error.filename or 'the disk'}: {error.strerror or error}", EXIT_ERROR)

@@ -4,6 +4,8 @@ State: bytes of an unfinished frame, answers that are owed (oldest first), bytes
 Rules:
 - A handler is driven at once, up to its first wait; the request's bytes are valid only until then. A handler that never
   waits costs no task. Handlers of one connection start in arrival order and wait side by side.
+- A handler runs to its end even when its client leaves, since it may be in the middle of something; whoever only waits
+  for news (`call_when_closed`) ends early by itself. Its answer is dropped then.
 - Answers leave in arrival order. Acks-0 produce has none.
 - Whoever does not read its answers, or asks too much at once, is not read from until it catches up.
 - A frame's claimed length is never allocated: its buffer grows with the bytes that really come.
@@ -16,7 +18,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moldau.storage import LogSlice
@@ -53,19 +55,24 @@ class Answer:
         self.parts: Sequence[Part] | None = None
 
 
+def _size(parts: Sequence[Part]) -> int:
+    return sum(part.size if isinstance(part, LogSlice) else len(part) for part in parts)
+
+
 class Connection:
     __slots__ = (
         "_answers",
         "_capacity",
+        "_closers",
         "_filled",
         "_listener",
         "_out",
         "_out_bytes",
-        "_parked",
         "_partial",
         "_paused",
         "_position",
         "_socket",
+        "_waiting_bytes",
         "_writing",
         "closed",
         "fd",
@@ -88,7 +95,9 @@ class Connection:
         self._capacity = 0
         self._filled = 0
         self._answers: deque[Answer] | None = None
-        self._parked: set[_Parked] | None = None
+        # Bytes of answers that are ready but wait for older ones.
+        self._waiting_bytes = 0
+        self._closers: set[Callable[[], None]] | None = None
         self._out: deque[Part] | None = None
         self._out_bytes = 0
         self._position = 0
@@ -185,9 +194,6 @@ class Connection:
             return
         elif isinstance(outcome, _Parked):
             self._line_up(outcome.answer)
-            if self._parked is None:
-                self._parked = set()
-            self._parked.add(outcome)
         else:
             self.answer((outcome,) if isinstance(outcome, bytes) else outcome)
 
@@ -219,7 +225,7 @@ class Connection:
     # -- back pressure -------------------------------------------------------------------------------------------------
 
     def _is_behind(self) -> bool:
-        return self._out_bytes > UNSENT_BYTES_MAX or (
+        return self._out_bytes + self._waiting_bytes > UNSENT_BYTES_MAX or (
             self._answers is not None and len(self._answers) >= IN_FLIGHT_REQUESTS_MAX
         )
 
@@ -255,6 +261,7 @@ class Connection:
         if self._answers:
             answer = Answer()
             answer.parts = parts
+            self._waiting_bytes += _size(parts)
             self._answers.append(answer)
         else:
             self._send(parts)
@@ -274,16 +281,17 @@ class Connection:
         self._out.append(part)
         self._out_bytes += part.size if part.__class__ is LogSlice else len(part)  # type: ignore[arg-type]
 
-    def on_answered(self, parked: _Parked) -> None:
+    def on_answered(self, answer: Answer, parts: Sequence[Part]) -> None:
         """A handler that had to wait is done: send what is now at the head of the line."""
-        if self.closed:
-            return
-        assert self._parked is not None
-        self._parked.discard(parked)
+        answer.parts = parts
         answers = self._answers
-        assert answers is not None
+        if self.closed or answers is None:
+            return
+        self._waiting_bytes += _size(parts)
         while answers and answers[0].parts is not None:
-            self._send(answers.popleft().parts or ())
+            ready = answers.popleft().parts or ()
+            self._waiting_bytes -= _size(ready)
+            self._send(ready)
         if self._out and not self._writing:
             self._flush()
         if self._paused and not self.closed:
@@ -364,8 +372,13 @@ class Connection:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     @property
-    def holds_partial_frame(self) -> bool:
-        return self._partial is not None
+    def is_paused_for_memory(self) -> bool:
+        return self._paused and not self._is_behind()
+
+    @property
+    def waits_for_us(self) -> bool:
+        """A request is being handled and nothing stands in the client's own way."""
+        return bool(self._answers) and not self._out
 
     @property
     def is_owed_answers(self) -> bool:
@@ -386,9 +399,7 @@ class Connection:
             loop.remove_reader(self.fd)
         if self._writing:
             loop.remove_writer(self.fd)
-        for parked in self._parked or ():
-            parked.abandon()
-        self._parked = None
+        closers, self._closers = self._closers, None
         self._answers = None
         self._out = None
         if self._partial is not None:
@@ -396,10 +407,22 @@ class Connection:
             self._partial = None
         self._listener.forget(self)
         self._socket.close()
+        for closer in closers or ():
+            closer()
+
+    def call_when_closed(self, closer: Callable[[], None]) -> None:
+        """For a handler that waits for news: nobody wants them any more when the client leaves."""
+        if self._closers is None:
+            self._closers = set()
+        self._closers.add(closer)
+
+    def forget_closer(self, closer: Callable[[], None]) -> None:
+        if self._closers is not None:
+            self._closers.discard(closer)
 
 
 class _Parked:
-    """A handler that waits: resumed when the future it awaits is done, abandoned when its client leaves."""
+    """A handler that waits: resumed whenever the future that it awaits is done."""
 
     __slots__ = ("_connection", "_coroutine", "_finish", "answer")
 
@@ -415,22 +438,19 @@ class _Parked:
         future.add_done_callback(self._resume)
 
     def _resume(self, _future: Any) -> None:
-        if self._connection.closed:
-            return
+        connection = self._connection
         try:
-            future = self._coroutine.send(None)
-        except StopIteration as stop:
-            self.answer.parts = self._finish(stop.value) or ()
-            self._connection.on_answered(self)
-        except FrameError as error:
-            self._connection.refuse(str(error))
-        except Exception as error:
-            self._connection._listener.report_bug(self._connection, error)
-        else:
+            try:
+                future = self._coroutine.send(None)
+            except StopIteration as stop:
+                parts = self._finish(stop.value) or ()
+                connection.on_answered(self.answer, parts)
+                return
             self._wait_on(future)
-
-    def abandon(self) -> None:
-        self._coroutine.close()
+        except FrameError as error:
+            connection.refuse(str(error))
+        except Exception as error:
+            connection._listener.report_bug(connection, error)
 
 
 def drive(connection: Connection, coroutine: Coroutine[Any, None, Any], finish: Any) -> Sequence[Part] | _Parked | None:

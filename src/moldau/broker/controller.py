@@ -48,6 +48,7 @@ class Controller:
         loop: asyncio.AbstractEventLoop,
         publish: Publisher,
         snapshot_after_bytes: Callable[[], int],
+        say: Callable[[str], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._log = log
@@ -57,6 +58,7 @@ class Controller:
         self._publish = publish
         self._snapshot_after_bytes = snapshot_after_bytes
         self._snapshotting: asyncio.Task[None] | None = None
+        self._say = say
         self._on_fault = on_fault
         # Newest image, for decisions; `committed` is what the quorum agreed on and the broker acts by.
         self.latest = image
@@ -78,6 +80,9 @@ class Controller:
         decision = decide(self.latest)
         if decision.records:
             await self._append(decision.records)
+        elif self._pending:
+            # Decided from records that are not committed yet: the answer must not be ahead of them.
+            await self._pending[-1].done
         return decision.response
 
     def change_now(self, records: Sequence[Any]) -> int:
@@ -96,7 +101,12 @@ class Controller:
                 ErrorCode.POLICY_VIOLATION,
                 f"The request makes {len(records)} metadata records; {RECORDS_PER_DECISION_MAX} are allowed at once.",
             )
-        self._enqueue(records)
+        try:
+            self._enqueue(records)
+        except KafkaError:
+            if self._log.log.failure is not None:
+                self._fail_pending()
+            raise
         done = self._pending[-1].done
         if not self._flushing:
             self._flushing = True
@@ -130,8 +140,7 @@ class Controller:
             finished.result()
             self._complete(task)
         except (OSError, KafkaError) as error:
-            # Nothing is known about the log's bytes any more: the node must stop (fsyncgate).
-            self._on_fault(error)
+            self._fail_pending(error)
             return
         if self._log.log.end_offset > self._log.log.recovery_point:
             self._flushing = True
@@ -146,6 +155,15 @@ class Controller:
     def _complete(self, task: Any) -> None:
         self._log.log.complete_flush(task)
         self._carry_out(self.quorum.record_durable(self.quorum.node_id, self._log.log.recovery_point))
+
+    def _fail_pending(self, error: BaseException | None = None) -> None:
+        """Nothing is known about the log's bytes any more: nobody is told otherwise, and the node stops (fsyncgate)."""
+        reason = error or OSError(self._log.log.failure)
+        for pending in self._pending:
+            if not pending.done.done():
+                pending.done.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(reason)))
+        self._pending.clear()
+        self._on_fault(reason)
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +197,8 @@ class Controller:
         try:
             size = await self._loop.run_in_executor(None, self._log.write_snapshot, image, now_ms)
         except OSError as error:
-            self._on_fault(error)
+            # Nothing is lost by it, the log has everything; the next one is due after as many records again.
+            self._say(f"metadata_snapshot_failed reason={str(error)!r}")
         else:
             self._log.note_snapshot(image, size)
         finally:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from moldau.broker.api_table import REFUSED, SERVED, Served
 from moldau.broker.connection import Connection, FrameError, Part, drive
-from moldau.broker.single_batch import FAST_PRODUCE_VERSION_MIN, answer_single_batch
+from moldau.broker.refusals import refuse_request
+from moldau.broker.single_batch import (
+    FAST_PRODUCE_VERSION_MAX,
+    FAST_PRODUCE_VERSION_MIN,
+    answer_single_batch,
+)
+from moldau.kernel import KafkaError
 from moldau.protocol.headers import decode_request_header
 from moldau.protocol.message import Message
 from moldau.protocol.messages.registry import API_MESSAGES, request_class
@@ -80,6 +86,7 @@ class Dispatcher:
         self._node = node
         self.listener = listener
         self.is_controller = is_controller
+        self.is_for_clients = not is_controller
         role = "controller" if is_controller else "broker"
         self.served = {key: served for key, served in SERVED.items() if role in API_MESSAGES[key].listeners}
         self._routes: dict[int, Route] = {}
@@ -91,7 +98,7 @@ class Dispatcher:
             key, version, correlation_id, client_id, position = decode_request_header(frame)
         except ProtocolError as error:
             raise FrameError(str(error)) from None
-        if key == PRODUCE and version >= FAST_PRODUCE_VERSION_MIN and not self.is_controller:
+        if key == PRODUCE and FAST_PRODUCE_VERSION_MIN <= version <= FAST_PRODUCE_VERSION_MAX and self.is_for_clients:
             # One batch, nothing unusual: the way of nearly every request of a busy broker.
             answer = answer_single_batch(self._node, frame, position, version, correlation_id)
             if answer is not None:
@@ -121,7 +128,7 @@ class Dispatcher:
         def finish(response: Any) -> Sequence[Part] | None:
             return encode_answer(response, version, correlation_id, flexible)
 
-        return drive(connection, route.handle(request, context), finish)
+        return drive(connection, _handle(route, request, context), finish)
 
     def _load(self, key: int) -> Route:
         served = self.served.get(key)
@@ -139,6 +146,17 @@ class Dispatcher:
         counts = {key: route.requests_count for key, route in self._routes.items()}
         counts[PRODUCE] = counts.get(PRODUCE, 0) + self.fast_produce_count
         return counts
+
+
+async def _handle(route: Route, request: Any, context: Context) -> Any:
+    try:
+        return await route.handle(request, context)
+    except KafkaError as refusal:
+        # Raised from below and not answered item by item: the whole request is refused.
+        response = refuse_request(route.key, request, refusal)
+        if response is None:
+            raise
+        return response
 
 
 def encode_answer(response: Any, version: int, correlation_id: int, flexible: bool) -> Sequence[Part] | None:

@@ -11,11 +11,13 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moldau.kernel import Dice, ErrorCode, KafkaError
+from moldau.kernel import Clock, Dice, ErrorCode, KafkaError
 
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 EPOCH_MAX = 2**31 - 1
+# As Kafka's min.incremental.fetch.session.eviction.ms.
+EVICTION_MS_MIN = 120_000
 
 TopicKey = str | bytes
 PartitionKey = tuple[TopicKey, int]
@@ -34,12 +36,13 @@ class FetchedPartition:
 
 
 class FetchSession:
-    __slots__ = ("epoch", "id", "partitions", "uses_topic_ids")
+    __slots__ = ("epoch", "id", "last_used_ms", "partitions", "uses_topic_ids")
 
     def __init__(self, session_id: int, uses_topic_ids: bool) -> None:
         self.id = session_id
         self.epoch = INITIAL_EPOCH + 1
         self.uses_topic_ids = uses_topic_ids
+        self.last_used_ms = 0
         self.partitions: dict[PartitionKey, FetchedPartition] = {}
 
     def update(
@@ -74,10 +77,15 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All sessions of a broker, the least recently used one making room when the slots are full."""
+    """All sessions of a broker.
 
-    def __init__(self, dice: Dice, slots: int) -> None:
+    When the slots are full, the one that was silent longest makes room if it was silent for a while; else the newcomer
+    goes without, so that more clients than slots do not push each other out in turns.
+    """
+
+    def __init__(self, dice: Dice, clock: Clock, slots: int) -> None:
         self._dice = dice
+        self._clock = clock
         self.slots = slots  # max.incremental.fetch.session.cache.slots
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
@@ -85,14 +93,19 @@ class FetchSessions:
         return len(self._sessions)
 
     def open(self, uses_topic_ids: bool) -> FetchSession | None:
+        now_ms = self._clock.monotonic_ms()
+        while self._sessions and len(self._sessions) >= self.slots:
+            oldest = next(iter(self._sessions.values()))
+            if now_ms - oldest.last_used_ms < EVICTION_MS_MIN:
+                return None
+            self._sessions.popitem(last=False)
         if self.slots <= 0:
             return None
-        while len(self._sessions) >= self.slots:
-            self._sessions.popitem(last=False)
         session_id = 0
         while session_id == 0 or session_id in self._sessions:
             session_id = self._dice.below(2**31)
         session = self._sessions[session_id] = FetchSession(session_id, uses_topic_ids)
+        session.last_used_ms = now_ms
         return session
 
     def close(self, session_id: int) -> None:
@@ -108,5 +121,6 @@ class FetchSessions:
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         session.epoch = 1 if epoch == EPOCH_MAX else epoch + 1
+        session.last_used_ms = self._clock.monotonic_ms()
         self._sessions.move_to_end(session_id)
         return session

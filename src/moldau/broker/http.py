@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES_MAX = 8 << 10
 REQUEST_SECONDS_MAX = 10.0
+RENDER_TRIES_MAX = 5
 _BROKER_TOPIC = "kafka_server_brokertopicmetrics"
 
 
@@ -66,17 +67,22 @@ class HttpListener:
                 return "503 Service Unavailable", "text/plain", b"stopping\n"
             return "200 OK", "text/plain", b"ok\n"
         if path == b"/metrics":
-            loop = asyncio.get_running_loop()
-            # The first import takes milliseconds; the loop need not wait for it.
-            exposition = await loop.run_in_executor(None, _import_exposition)
-            return "200 OK", exposition.CONTENT_TYPE_LATEST, exposition.generate_latest(_Collector(self._node))
+            # In a thread: a broker with thousands of partitions has many lines, and the loop has clients.
+            kind, body = await asyncio.get_running_loop().run_in_executor(None, _render, self._node)
+            return "200 OK", kind, body
         return "404 Not Found", "text/plain", b"try /metrics or /healthz\n"
 
 
-def _import_exposition() -> Any:
+def _render(node: Node) -> tuple[str, bytes]:
+    """Read from another thread: numbers may be a moment apart, and a map that changes meanwhile is read again."""
     import prometheus_client
 
-    return prometheus_client
+    for _ in range(RENDER_TRIES_MAX):
+        try:
+            return prometheus_client.CONTENT_TYPE_LATEST, prometheus_client.generate_latest(_Collector(node))
+        except RuntimeError:
+            continue
+    return "text/plain", b""
 
 
 class _Collector:

@@ -19,6 +19,9 @@ from moldau.broker.connection import READ_BYTES, Connection, Part
 BACKLOG = 4096
 ACCEPTS_PER_TURN_MAX = 256
 IDLE_SWEEPS_PER_TIMEOUT = 10
+ACCEPT_PAUSE_SECONDS = 1.0
+# Who holds memory that others wait for must go on with its frame within this time.
+FINISHING_SECONDS_MAX = 5.0
 # Buffers of finished large frames that are kept for the next ones.
 POOLED_BYTES_MAX = 8 << 20
 POOLED_BUFFER_BYTES_MIN = 64 << 10
@@ -69,9 +72,11 @@ class Listener:
         self._bytes_held = 0
         self._bytes_held_max = config.request_bytes_held_max
         self._finishing: Connection | None = None
+        self._finisher: asyncio.TimerHandle | None = None
         self._pool: dict[int, list[bytearray]] = {}
         self._pooled_bytes = 0
         self._sweeper: asyncio.TimerHandle | None = None
+        self._pauser: asyncio.TimerHandle | None = None
         self._socket = _listen(config)
         self.port: int = self._socket.getsockname()[1]
 
@@ -82,8 +87,9 @@ class Listener:
     def stop_accepting(self) -> None:
         self.loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for timer in (self._sweeper, self._pauser, self._finisher):
+            if timer is not None:
+                timer.cancel()
 
     def close(self) -> None:
         for connection in list(self.connections):
@@ -104,8 +110,15 @@ class Listener:
                 return
             except OSError as error:  # out of descriptors: the ones that are open go on
                 self.say(f"accept_failed listener={self.name} reason={str(error)!r}")
+                # The socket stays readable: without a pause the loop would spin.
+                self.loop.remove_reader(self._socket.fileno())
+                self._pauser = self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again)
                 return
             self._admit(accepted, address[0], address[1])
+
+    def _accept_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self.loop.add_reader(self._socket.fileno(), self._accept)
 
     def _admit(self, accepted: socket.socket, host: str, port: int) -> None:
         config = self.config
@@ -137,16 +150,16 @@ class Listener:
             del self._per_address[host]
 
     def _sweep_idle(self) -> None:
-        """Close connections that neither asked nor are owed anything for too long."""
+        """Close connections that neither asked nor took anything for too long."""
         timeout = self.config.idle_ms_max / 1000
         if timeout <= 0:
             return
         for connection in list(self.connections):
+            if connection.is_paused_for_memory:
+                continue  # silent because we do not read it
             connection.idle_sweeps += 1
-            if connection.idle_sweeps > IDLE_SWEEPS_PER_TIMEOUT and not connection.is_owed_answers:
+            if connection.idle_sweeps > IDLE_SWEEPS_PER_TIMEOUT and not connection.waits_for_us:
                 connection.close()
-            elif connection.idle_sweeps > 1 and self.is_over_memory and connection.holds_partial_frame:
-                connection.refuse("half a frame, then silence, while memory is short")
         self._sweeper = self.loop.call_later(timeout / IDLE_SWEEPS_PER_TIMEOUT, self._sweep_idle)
 
     # -- memory for unfinished frames ----------------------------------------------------------------------------------
@@ -159,11 +172,18 @@ class Listener:
         """Over the cap one connection at a time may go on with its frame, so that some frame is finished."""
         if self._finishing is None:
             self._finishing = connection
+            self._finisher = self.loop.call_later(FINISHING_SECONDS_MAX, self._give_up_on, connection)
         return self._finishing is connection
+
+    def _give_up_on(self, connection: Connection) -> None:
+        if self._finishing is connection:
+            connection.refuse("half a frame, then silence, while others wait for its memory")
 
     def finish_frame(self, connection: Connection) -> None:
         if self._finishing is connection:
             self._finishing = None
+            if self._finisher is not None:
+                self._finisher.cancel()
             self.loop.call_soon(self._resume_paused)
 
     def borrow(self, capacity: int) -> bytearray:

@@ -51,7 +51,7 @@ from moldau.cluster import (
     register_controller,
 )
 from moldau.consensus import Quorum
-from moldau.kernel import Clock, Dice, Disk, uuid_text
+from moldau.kernel import Clock, Dice, Disk, KafkaError, uuid_text
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
 from moldau.storage import LogDirectory, LogDirectoryError
@@ -89,7 +89,7 @@ class Node:
         self._dice = dice
         self._wanted_cluster_id = cluster_id
         self.metrics = Metrics()
-        self.fetch_sessions = FetchSessions(dice, settings.integer("max.incremental.fetch.session.cache.slots"))
+        self.fetch_sessions = FetchSessions(dice, clock, settings.integer("max.incremental.fetch.session.cache.slots"))
         self.is_stopping = False
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         self.listeners: list[Listener] = []
@@ -196,6 +196,7 @@ class Node:
             loop=self.loop,
             publish=self._publish,
             snapshot_after_bytes=lambda: self.settings.integer(SNAPSHOT_KEY),
+            say=self.say,
             on_fault=self.fail,
         )
         self.producer_ids = ProducerIds(self.controller, self.node_id)
@@ -432,6 +433,8 @@ class Node:
     # -- housekeeping --------------------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
+        # First, so that one failure on the way is not the end of all housekeeping.
+        self._housekeeper = self.clock.call_later(HOUSEKEEPING_MS, self._keep_house)
         self._measure_load()
         self.replicas.flush_due()
         self.replicas.delete_due_segments()
@@ -439,7 +442,6 @@ class Node:
         if now_ms >= self._checkpoint_at_ms + self.settings.integer("log.flush.offset.checkpoint.interval.ms"):
             self._checkpoint_at_ms = now_ms
             self._checkpointing = self.loop.create_task(self._checkpoint())
-        self._housekeeper = self.clock.call_later(HOUSEKEEPING_MS, self._keep_house)
 
     async def _checkpoint(self) -> None:
         try:
@@ -483,8 +485,12 @@ class Node:
             await self._checkpointing
         await self.controller.wait_idle()
         epoch = self.image.brokers[self.node_id].epoch
-        self.controller.change_now([change_fencing(self.image, self.node_id, FENCE)])
-        self.controller.close()
+        try:
+            self.controller.change_now([change_fencing(self.image, self.node_id, FENCE)])
+            self.controller.close()
+        except (KafkaError, OSError) as error:
+            # The next start registers anew anyway; the logs must be closed all the same.
+            self.say(f"fencing_failed reason={str(error)!r}")
         self.replicas.close(epoch)
         for directory in self.replicas.directories:
             directory.unlock()

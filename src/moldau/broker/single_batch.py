@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # From this version on the request is flexible; 13 names the topic by id.
 FAST_PRODUCE_VERSION_MIN = 9
+FAST_PRODUCE_VERSION_MAX = 13
 _TOPIC_IDS_VERSION_MIN = 13
 _UUID_BYTES = 16
 _ONE = 2  # a compact array of one

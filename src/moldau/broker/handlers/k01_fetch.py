@@ -28,6 +28,7 @@ from moldau.broker.fetch_sessions import (
     PartitionKey,
     TopicKey,
 )
+from moldau.broker.metrics import TopicCounters
 from moldau.broker.partition import READ_COMMITTED, Partition
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.fetch import FetchRequest, FetchResponse
@@ -61,6 +62,7 @@ class Found(NamedTuple):
     aborted: Sequence[tuple[int, int]] | None = None
     diverging: tuple[int, int] | None = None
     leader: tuple[int, int] | None = None
+    counters: TopicCounters | None = None
 
     @property
     def size(self) -> int:
@@ -75,8 +77,11 @@ async def handle(request: FetchRequest, context: Context) -> RawAnswer:
     except KafkaError as refusal:
         return RawAnswer([_empty_answer(version, refusal.code, session_id=0)])
     found = _read_all(wanted, request, context)
-    if request.max_wait_ms > 0 and wanted and not _is_enough(found, request.min_bytes):
+    if request.max_wait_ms > 0 and wanted and not node.is_stopping and not _is_enough(found, request.min_bytes):
         found = await _wait_for_more(wanted, request, context)
+    for each in found:
+        if each.counters is not None:
+            each.counters.bytes_out += each.size
     if any(each.error for each in found):
         node.metrics.failed_fetch_requests += 1
     if session is not None and is_incremental:
@@ -142,6 +147,10 @@ def _read_all(
     for key, state in wanted:
         try:
             each = _read_one(key, state, bytes_left, nothing_yet, request.isolation_level, context)
+        except OSError as error:
+            # A segment that cannot be opened or read is its partition's trouble, not the whole fetch's.
+            context.node.say(f"read_failed partition={key[0]!r}-{key[1]} reason={str(error)!r}")
+            each = Found(key, ErrorCode.KAFKA_STORAGE_ERROR)
         except KafkaError as refusal:
             partition = _find(key, context)
             leader = None if partition is None else (partition.leader_id, partition.leader_epoch)
@@ -198,8 +207,6 @@ def _read_one(
             )
     bytes_max = min(state.bytes_max, max(bytes_left, 0))
     records = partition.read(state.offset, bytes_max, isolation, at_least_one=at_least_one)
-    if records is not None:
-        partition.counters.bytes_out += records.size
     aborted: Sequence[tuple[int, int]] | None = None
     if isolation == READ_COMMITTED:
         aborted = (
@@ -210,7 +217,16 @@ def _read_one(
                 for each in log.aborted_transactions(state.offset, records.next_offset)
             ]
         )
-    return Found(key, 0, leader.high_watermark, partition.last_stable_offset, log.start_offset, records, aborted)
+    return Found(
+        key,
+        0,
+        leader.high_watermark,
+        partition.last_stable_offset,
+        log.start_offset,
+        records,
+        aborted,
+        counters=partition.counters,
+    )
 
 
 def _absence(key: PartitionKey, context: Context) -> ErrorCode:
@@ -236,29 +252,33 @@ def _is_enough(found: list[Found], bytes_min: int) -> bool:
 async def _wait_for_more(
     wanted: list[tuple[PartitionKey, FetchedPartition]], request: FetchRequest, context: Context
 ) -> list[Found]:
-    """Look again whenever one of the partitions grows, until there is enough or the time is up."""
-    clock, loop = context.node.clock, context.node.loop
+    """Look again whenever one of the partitions grows, until there is enough, the time is up or nobody listens."""
+    node, clock, connection = context.node, context.node.clock, context.connection
     deadline_ms = clock.monotonic_ms() + request.max_wait_ms
-    partitions = [partition for key, _ in wanted if (partition := _find(key, context)) is not None]
     while True:
-        changed: asyncio.Future[None] = loop.create_future()
+        changed: asyncio.Future[None] = node.loop.create_future()
 
         def on_change(changed: asyncio.Future[None] = changed) -> None:
             if not changed.done():
                 changed.set_result(None)
 
+        # Found anew each time: a topic may have been deleted and made again meanwhile.
+        partitions = [partition for key, _ in wanted if (partition := _find(key, context)) is not None]
         for partition in partitions:
             partition.add_waiter(on_change)
-        remaining_ms = deadline_ms - clock.monotonic_ms()
-        timer = clock.call_later(max(remaining_ms, 0), on_change)
+        timer = clock.call_later(max(deadline_ms - clock.monotonic_ms(), 0), on_change)
+        connection.call_when_closed(on_change)
         try:
             await changed
         finally:
             timer.cancel()
+            connection.forget_closer(on_change)
             for partition in partitions:
                 partition.drop_waiter(on_change)
+        if connection.closed:
+            return []
         found = _read_all(wanted, request, context)
-        if _is_enough(found, request.min_bytes) or clock.monotonic_ms() >= deadline_ms or context.node.is_stopping:
+        if _is_enough(found, request.min_bytes) or clock.monotonic_ms() >= deadline_ms or node.is_stopping:
             return found
 
 

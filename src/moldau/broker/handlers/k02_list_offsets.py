@@ -9,6 +9,8 @@ Versions: 2 isolation levels; 4 leader epochs (trap 20); 10 a timeout for remote
 
 from __future__ import annotations
 
+from collections import Counter
+
 from moldau.broker.dispatch import Context
 from moldau.broker.partition import Partition
 from moldau.kernel import ErrorCode, KafkaError
@@ -26,12 +28,12 @@ async def handle(request: ListOffsetsRequest, context: Context) -> ListOffsetsRe
     topics = []
     for topic in request.topics:
         # A partition that is named twice is refused once.
-        indexes = [each.partition_index for each in topic.partitions]
+        times_named = Counter(each.partition_index for each in topic.partitions)
         answers = []
         for each in {each.partition_index: each for each in topic.partitions}.values():
             answer = PartitionResponse(partition_index=each.partition_index)
             try:
-                if indexes.count(each.partition_index) > 1:
+                if times_named[each.partition_index] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
                 partition = context.node.replicas.require(topic.name, each.partition_index)
                 partition.require_leader(each.current_leader_epoch)
