@@ -100,6 +100,53 @@ def test_a_topics_retention_follows_the_brokers_ms_then_minutes_then_hours() -> 
     assert load("log.retention.ms=7").log_config({"retention.ms": "9"}).retention_ms == 9
 
 
+@pytest.mark.parametrize("key", ["log.retention.hours", "log.retention.minutes", "log.retention.ms"])
+def test_a_negative_retention_means_for_ever_in_every_unit(key: str) -> None:
+    assert load(f"{key}=-1").log_config({}).retention_ms == -1
+    assert load(f"{key}=-5").log_config({}).retention_ms == -1
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("log.roll.ms=0", "log.roll.ms must be greater than or equal to 1"),
+        ("log.roll.jitter.ms=-1", "log.roll.jitter.ms must be greater than or equal to 0"),
+        ("log.flush.interval.ms=-1", "log.flush.interval.ms must be greater than or equal to 0"),
+        ("log.retention.hours=0", "log.retention.hours must be unlimited"),
+    ],
+)
+def test_a_default_that_no_topic_takes_does_not_start_a_broker(line: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(line)
+
+
+def test_a_committed_value_that_cannot_be_used_is_passed_over_and_said_once() -> None:
+    """Kafka itself commits log.flush.interval.ms=-1, so a log that we take over may hold it."""
+    said: list[str] = []
+    settings = load("log.flush.interval.ms=70\nmessage.max.bytes=1000")
+    settings.say = said.append
+    bad = {"log.flush.interval.ms": "-1", "message.max.bytes": "many", "log.retention.ms": "x"}
+    settings.apply_dynamic(MetadataImage(configs={ConfigResource(ConfigKind.BROKER, ""): bad}))
+    for _ in range(2):
+        config = settings.log_config({"segment.ms": "-3"})
+        assert (config.flush_ms, config.max_message_bytes) == (70, 1000)
+        assert (config.segment_ms, config.retention_ms) == (604_800_000, 604_800_000)
+        assert settings.integer("message.max.bytes") == 1000
+    assert sorted(line.split()[1] for line in said) == [
+        "key=log.flush.interval.ms",
+        "key=log.retention.ms",
+        "key=message.max.bytes",
+        "key=segment.ms",
+    ]
+
+
+def test_a_metadata_directory_is_one_of_the_log_directories_or_one_of_its_own() -> None:
+    settings = load("log.dirs=/a/,/b\nmetadata.log.dir=/b/")
+    assert (settings.metadata_directory, settings.all_directories) == ("/b", ("/a", "/b"))
+    settings = load("log.dirs=/a,/b\nmetadata.log.dir=/m/")
+    assert (settings.log_directories, settings.all_directories) == (("/a", "/b"), ("/a", "/b", "/m"))
+
+
 @pytest.mark.parametrize(
     ("properties", "problem"),
     [

@@ -138,3 +138,56 @@ def test_what_kafka_cannot_be_asked_is_an_invalid_request(image: MetadataImage) 
 )
 def test_broker_configs(image: MetadataImage, name: str, changes: list[Change], code: int) -> None:
     assert _alter(image, (ConfigKind.BROKER, name, changes)).response.responses[0].error_code == code
+
+
+@pytest.mark.parametrize(("count", "size"), [(10_001, 1), (300, 30_000)])
+def test_too_many_records_or_bytes_refuse_every_resource_that_was_right(
+    image: MetadataImage, count: int, size: int
+) -> None:
+    many: list[Change] = [(f"my.key.{number}", SET, "x" * size) for number in range(count)]
+    right: list[Change] = [("retention.ms", SET, "6")]
+    decision = _alter(
+        image,
+        (ConfigKind.BROKER, "", many),
+        (ConfigKind.TOPIC, "orders", right),
+        (ConfigKind.TOPIC, "b", [("no.such.key", SET, "1")]),
+    )
+    codes = [ErrorCode(answer.error_code) for answer in decision.response.responses]
+    assert codes == [ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION, ErrorCode.INVALID_CONFIG]
+    assert not decision.records
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("log.roll.ms", "0", "log.roll.ms must be greater than or equal to 1"),
+        ("log.roll.jitter.ms", "-1", "log.roll.jitter.ms must be greater than or equal to 0"),
+        ("log.retention.ms", "0", "log.retention.ms must be unlimited (-1) or, greater than or equal to 1"),
+        ("log.flush.interval.ms", "-1", "log.flush.interval.ms must be greater than or equal to 0"),
+    ],
+)
+def test_a_default_that_no_topic_takes_is_refused(image: MetadataImage, key: str, value: str, why: str) -> None:
+    """In the words of Apache Kafka, which lets only the last one pass (and then cannot describe a topic any more)."""
+    for name in ("", str(NODE)):
+        decision = _alter(image, (ConfigKind.BROKER, name, [(key, SET, value)]))
+        answer = decision.response.responses[0]
+        assert (answer.error_code, answer.error_message) == (ErrorCode.INVALID_REQUEST, f"requirement failed: {why}")
+        assert not decision.records
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "value"),
+    [
+        (ConfigKind.BROKER, "1" * 5000, "log.retention.ms", "1"),
+        (ConfigKind.CLIENT_METRICS, "s", "interval.ms", "1" * 5000),
+        (ConfigKind.CLIENT_METRICS, "s", "match", "client_id=a{99999999999999999999}"),
+    ],
+)
+def test_numbers_without_end_are_refused(image: MetadataImage, kind: int, name: str, key: str, value: str) -> None:
+    assert _alter(image, (kind, name, [(key, SET, value)])).response.responses[0].error_code != 0
+
+
+def test_numbers_between_blanks_of_java_are_compared(image: MetadataImage) -> None:
+    changes: list[Change] = [("min.compaction.lag.ms", SET, "\x019"), ("max.compaction.lag.ms", SET, "8\x00")]
+    answer = _alter(image, (ConfigKind.TOPIC, "orders", changes)).response.responses[0]
+    assert answer.error_code == ErrorCode.INVALID_CONFIG

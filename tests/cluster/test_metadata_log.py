@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from moldau.cluster import METADATA_VERSION, METADATA_VERSION_MAX, MetadataImage, MetadataLog, VoterSet
+from moldau.cluster import (
+    METADATA_VERSION,
+    METADATA_VERSION_MAX,
+    MetadataImage,
+    MetadataLog,
+    MetadataLogError,
+    VoterSet,
+)
 from moldau.consensus import QuorumState
 from moldau.protocol.messages.create_topics import CreateTopicsRequest
 from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
@@ -173,3 +180,56 @@ def test_a_broker_aborts_a_transaction_that_it_finds_open() -> None:
         assert broker.node is not None
         assert set(broker.node.image.topics) == {"after"}
         assert dict(broker.node.image.config(4, "")) == {}
+
+
+def _damage_newest(store: Store, cut: int) -> str:
+    """Cut the newest snapshot short, or flip a bit where `cut` is 0; its path."""
+    name = max(name for name in store.disk.list(store.log.path) if name.endswith(".checkpoint"))
+    path = f"{store.log.path}/{name}"
+    data = bytearray(store.disk.read_file(path))
+    if cut:
+        del data[-cut:]
+    else:
+        data[len(data) // 2] ^= 1
+    store.disk.replace_file(path, bytes(data))
+    return path
+
+
+FOOTER_BYTES = 78
+
+
+@pytest.mark.parametrize("cut", (0, 1, FOOTER_BYTES))
+def test_the_older_snapshot_and_the_log_stand_in_for_a_damaged_one(cut: int) -> None:
+    store = Store()
+    for number in range(3):
+        store.append(_set("a", str(number)), _set(f"k{number}", "x"))
+        store.snapshot(store.reopened())
+    store.append(_set("after", "1"))
+    before = store.reopened()
+    path = _damage_newest(store, cut)
+    after = store.reopened()
+    assert (_configs(after), after.offset) == (_configs(before), before.offset)
+    assert any(line.startswith(f"metadata_snapshot_damaged path={path}") for line in store.said)
+    assert store.disk.exists(path + ".damaged") and not store.disk.exists(path)
+    assert _configs(store.reopened()) == _configs(before)
+
+
+def test_a_damaged_snapshot_that_nothing_stands_in_for_is_refused_and_left_alone() -> None:
+    store = Store()
+    store.log.voters = VoterSet(1, VotersRecord(voters=[VotersRecord.Voter(voter_id=1)]))
+    store.log.write_quorum_state(QuorumState(epoch=1), [1])
+    store.append(_set("a", "1"))
+    image = store.log.load()
+    store.snapshot(image)
+    path = _damage_newest(store, 1)
+    with pytest.raises(MetadataLogError, match=r"checkpoint is damaged, and neither"):
+        store.reopened()
+    assert store.disk.exists(path)
+
+
+def test_a_log_of_a_newer_kafka_is_refused_before_its_records_are_read() -> None:
+    store = Store()
+    store.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_VERSION_MAX + 1))
+    store.append(UnknownMetadataRecord(3, 9, b"whatever"))
+    with pytest.raises(MetadataLogError, match=f"metadata.version {METADATA_VERSION_MAX + 1}, newer than"):
+        store.reopened()

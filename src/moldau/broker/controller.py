@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from moldau.cluster import (
     METADATA_VERSION,
+    RECORDS_PER_DECISION_MAX,
     Decision,
     MetadataDelta,
     MetadataImage,
@@ -24,8 +25,6 @@ from moldau.kernel import Clock, ErrorCode, KafkaError
 
 Response = TypeVar("Response")
 Publisher = Callable[[MetadataDelta, MetadataImage], None]
-# As Kafka: one request may not become an unbounded batch.
-RECORDS_PER_DECISION_MAX = 10_000
 
 
 class _Pending(NamedTuple):

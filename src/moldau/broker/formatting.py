@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from moldau.cluster import (
     BOOTSTRAP_CHECKPOINT,
+    CHECKPOINT_SUFFIX,
     METADATA_DIRECTORY,
     METADATA_VERSION,
     METADATA_VERSION_MAX,
@@ -18,7 +19,7 @@ from moldau.cluster import (
     checkpoint_name,
     write_snapshot,
 )
-from moldau.kernel import Dice, Disk, uuid_text
+from moldau.kernel import Dice, Disk, parse_uuid, uuid_text
 from moldau.protocol.messages.metadata_records.feature_level_record import FeatureLevelRecord
 from moldau.protocol.messages.raft.voters_record import VotersRecord
 from moldau.storage import LogDirectory, MetaProperties
@@ -60,7 +61,7 @@ def format_directories(
     controller_endpoint: tuple[str, str, int],
     metadata_version: int = METADATA_VERSION_MAX,
 ) -> None:
-    """Write what is missing; a directory that already has its identity keeps it."""
+    """Write what is missing; a directory that already has its identity keeps it. `metadata_directory` is among them."""
     for directory in directories:
         meta = directory.read_meta_properties()
         if meta is None or meta.directory_id is None:
@@ -71,13 +72,16 @@ def format_directories(
         data = write_snapshot(records, metadata_version, VoterSet(), epoch=0, now_ms=now_ms)
         disk.replace_file(bootstrap, data)
     log_path = f"{metadata_directory}/{METADATA_DIRECTORY}"
-    if static_voters or disk.exists(log_path):
+    if static_voters or _has_log(disk, log_path):
         return
     meta = next(each for each in directories if each.path == metadata_directory).read_meta_properties()
     assert meta is not None and meta.directory_id is not None
-    from moldau.kernel import parse_uuid
-
     voters = single_voter(node_id, parse_uuid(meta.directory_id), controller_endpoint)
     disk.make_directories(log_path)
     data = write_snapshot((), metadata_version, voters, epoch=0, now_ms=now_ms)
     disk.replace_file(f"{log_path}/{checkpoint_name(0, 0)}", data)
+
+
+def _has_log(disk: Disk, path: str) -> bool:
+    """Whether the metadata log was begun. The directory alone may be what a crash left of an earlier formatting."""
+    return disk.exists(path) and any(name.endswith((".log", CHECKPOINT_SUFFIX)) for name in disk.list(path))

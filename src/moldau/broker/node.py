@@ -40,6 +40,7 @@ from moldau.cluster import (
     MetadataDelta,
     MetadataImage,
     MetadataLog,
+    MetadataLogError,
     TopicDecider,
     TopicDefaults,
     change_fencing,
@@ -81,6 +82,7 @@ class Node:
         cluster_id: str | None = None,
     ) -> None:
         self.settings = settings
+        settings.say = say
         self.node_id = settings.node_id
         self.clock = clock
         self.loop = loop
@@ -102,6 +104,7 @@ class Node:
         self._specs: list[ListenerSpec] = []
         self._housekeeper: Any = None
         self._checkpoint_at_ms = 0
+        self._expired_at_ms = 0
         self._checkpointing: asyncio.Task[None] | None = None
         self._busy = 0.0
         self._load_since = (_cpu_ms(), clock.monotonic_ms())
@@ -127,8 +130,8 @@ class Node:
         )
 
     def _open_directories(self) -> list[LogDirectory]:
-        paths = self.settings.log_directories
-        directories = [LogDirectory(self._disk, path.rstrip("/") or "/") for path in paths]
+        """Lock, check and format all of them; those of `log.dirs` are given back."""
+        directories = [LogDirectory(self._disk, path) for path in self.settings.all_directories]
         locked = []
         try:
             for directory in directories:
@@ -139,7 +142,8 @@ class Node:
             for directory in locked:
                 directory.unlock()
             raise
-        return directories
+        self._locked = locked
+        return directories[: len(self.settings.log_directories)]
 
     def _check_identity(self, directories: list[LogDirectory]) -> None:
         """Format what is empty; refuse what is another's."""
@@ -148,7 +152,7 @@ class Node:
         self.cluster_id = self._wanted_cluster_id or known or uuid_text(random_uuid(self._dice))
         for directory in directories:
             directory.check_meta_properties(self.cluster_id, self.node_id)
-        self._metadata_path = self.settings.text("metadata.log.dir") or directories[0].path
+        self._metadata_path = self.settings.metadata_directory
         try:
             format_directories(
                 self._disk,
@@ -184,10 +188,15 @@ class Node:
         )
         self._directory_ids = list(by_id)
         log = MetadataLog(self._disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
-        image = log.load()
+        try:
+            image = log.load()
+            state = log.read_quorum_state()
+        except MetadataLogError as error:
+            raise StartError(str(error)) from None
         self._check_metadata_version(image)
-        state = log.read_quorum_state()
-        quorum = Quorum(self.node_id, self._directory_ids[0], (self.node_id,), state)
+        meta = LogDirectory(self._disk, self._metadata_path).read_meta_properties()
+        assert meta is not None and meta.directory_id is not None
+        quorum = Quorum(self.node_id, directory_id_of(meta.directory_id), (self.node_id,), state)
         self.controller = Controller(
             log,
             quorum,
@@ -214,11 +223,6 @@ class Node:
 
     def _check_metadata_version(self, image: MetadataImage) -> None:
         level = image.features.get(METADATA_VERSION, METADATA_VERSION_MAX)
-        if level > METADATA_VERSION_MAX:
-            raise StartError(
-                f"the metadata log is at metadata.version {level}, newer than {metadata_release(METADATA_VERSION_MAX)}"
-                f" ({METADATA_VERSION_MAX}), the newest that this version reads"
-            )
         if level < METADATA_VERSION_MIN:
             raise StartError(
                 f"the metadata log is at metadata.version {level}, older than"
@@ -310,7 +314,7 @@ class Node:
         self.controller.change_now(records)
         for listener in self.listeners:
             listener.start()
-        self._checkpoint_at_ms = self.clock.monotonic_ms()
+        self._checkpoint_at_ms = self._expired_at_ms = self.clock.monotonic_ms()
         self._keep_house()
 
     async def start_http(self) -> None:
@@ -438,10 +442,14 @@ class Node:
         self._measure_load()
         self.replicas.flush_due()
         self.replicas.delete_due_segments()
+        self.replicas.retry_unopened()
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._checkpoint_at_ms + self.settings.integer("log.flush.offset.checkpoint.interval.ms"):
             self._checkpoint_at_ms = now_ms
             self._checkpointing = self.loop.create_task(self._checkpoint())
+        if now_ms >= self._expired_at_ms + self.settings.integer("producer.id.expiration.check.interval.ms"):
+            self._expired_at_ms = now_ms
+            self.replicas.expire_producers()
 
     async def _checkpoint(self) -> None:
         try:
@@ -492,7 +500,7 @@ class Node:
             # The next start registers anew anyway; the logs must be closed all the same.
             self.say(f"fencing_failed reason={str(error)!r}")
         self.replicas.close(epoch)
-        for directory in self.replicas.directories:
+        for directory in self._locked:
             directory.unlock()
         self.say(f"node_stopped node={self.node_id}")
 

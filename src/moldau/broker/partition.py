@@ -15,6 +15,7 @@ from moldau.kernel import ErrorCode, KafkaError
 from moldau.storage import AppendResult, FlushTask, LogConfig, LogSlice, PartitionLog
 
 if TYPE_CHECKING:
+    from moldau.broker.replica_moves import ReplicaMove
     from moldau.broker.replicas import Replicas
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
@@ -23,18 +24,23 @@ INT64_MAX = 2**63 - 1
 
 class Partition:
     __slots__ = (
+        "_flush_idle",
         "_flush_waiters",
+        "_flushes_held",
         "_replicas",
         "_waiters",
         "counters",
         "flushes",
         "index",
         "is_flushing",
+        "is_removed",
         "leader",
         "leader_epoch",
         "leader_id",
         "log",
         "min_in_sync",
+        "move",
+        "start_wanted",
         "topic",
         "topic_id",
     )
@@ -57,7 +63,14 @@ class Partition:
         # Called (and dropped) when more becomes visible; each fetch that waits adds one.
         self._waiters: list[Callable[[], None]] | None = None
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] | None = None
+        self._flush_idle: asyncio.Future[None] | None = None
+        self._flushes_held = False
         self.is_flushing = False
+        # The topic is deleted: whoever still holds this object stops.
+        self.is_removed = False
+        # Where DeleteRecords will let the log start once the checkpoint says so.
+        self.start_wanted = 0
+        self.move: ReplicaMove | None = None
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}"
@@ -66,6 +79,15 @@ class Partition:
         self.log.apply_config(config)
         self.flushes = config.flush_messages < INT64_MAX
         self.min_in_sync = min_in_sync
+
+    def remove(self, now_ms: int) -> None:
+        """The topic is deleted: nobody waits here any longer."""
+        self.is_removed = True
+        self.leader = None
+        self.leader_id = -1
+        self.wake()
+        self._fail_flush_waiters(KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self} was deleted"))
+        self.log.close(clean=False, now_ms=now_ms)
 
     # -- leadership ----------------------------------------------------------------------------------------------------
 
@@ -117,6 +139,15 @@ class Partition:
             counters.messages_in += result.last_offset - result.base_offset + 1
         return result
 
+    def delete_records_before(self, offset: int) -> None:
+        """Once the checkpoint says so."""
+        if self.is_removed:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self} was deleted")
+        try:
+            self.log.delete_records_before(offset)
+        except OSError as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
     def wake(self) -> None:
         """Something became visible, or will never: let every waiting fetch look again."""
         waiters, self._waiters = self._waiters, None
@@ -144,11 +175,19 @@ class Partition:
 
     def flush_soon(self) -> None:
         """Sync in a thread; appends that come meanwhile share the next one (group commit)."""
-        if self.is_flushing:
+        if self.is_flushing or self._flushes_held:
             return
-        task = self.log.flush_task()
+        try:
+            task = self.log.flush_task()
+        except OSError as error:
+            # No descriptor for a rolled segment, say. Nothing was tried yet, so the next flush may do.
+            self._replicas.say(f"flush_not_begun partition={self} reason={str(error)!r}")
+            self._fail_flush_waiters(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+            return
         if task is None:
             self._release_flush_waiters()
+            # The log failed or is closed: what is left will never be synced.
+            self._fail_flush_waiters(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, self.log.failure))
             return
         self.is_flushing = True
         future = self._replicas.run_in_thread(task.run)
@@ -156,15 +195,18 @@ class Partition:
 
     def _on_flushed(self, task: FlushTask, finished: asyncio.Future[None]) -> None:
         self.is_flushing = False
+        if self._flush_idle is not None:
+            self._flush_idle.set_result(None)
+            self._flush_idle = None
+        if self.is_removed:
+            # Its files were renamed under the flush; whoever waited has been told.
+            return
         try:
             finished.result()
             self.log.complete_flush(task)
         except (OSError, KafkaError) as error:
+            self._fail_flush_waiters(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
             self._replicas.on_flush_failed(self, error)
-            for _, waiter in self._flush_waiters or ():
-                if not waiter.done():
-                    waiter.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
-            self._flush_waiters = None
             return
         self._release_flush_waiters()
         if self._flush_waiters:
@@ -175,17 +217,35 @@ class Partition:
             return
         durable = self.log.recovery_point
         for end_offset, waiter in self._flush_waiters:
-            if end_offset <= durable and not waiter.done():
+            if end_offset <= durable:
                 waiter.set_result(None)
         self._flush_waiters = [entry for entry in self._flush_waiters if entry[0] > durable]
 
-    async def wait_flushed(self, end_offset: int) -> None:
-        """Wait until everything below `end_offset` is on disk."""
-        if self.log.recovery_point >= end_offset:
-            return
+    def _fail_flush_waiters(self, refusal: KafkaError) -> None:
+        waiters, self._flush_waiters = self._flush_waiters, None
+        for _, waiter in waiters or ():
+            waiter.set_exception(refusal)
+
+    def when_flushed(self, end_offset: int) -> asyncio.Future[None]:
+        """Done when everything below `end_offset` is on disk; KafkaError when it never will be. To be awaited."""
         future: asyncio.Future[None] = self._replicas.loop.create_future()
+        if self.log.recovery_point >= end_offset:
+            future.set_result(None)
+            return future
         if self._flush_waiters is None:
             self._flush_waiters = []
         self._flush_waiters.append((end_offset, future))
         self.flush_soon()
-        await future
+        return future
+
+    async def hold_flushes(self) -> None:
+        """Until `release_flushes` nothing more becomes durable; returns once no flush is under way."""
+        self._flushes_held = True
+        if self.is_flushing:
+            self._flush_idle = self._replicas.loop.create_future()
+            await self._flush_idle
+
+    def release_flushes(self) -> None:
+        self._flushes_held = False
+        if self._flush_waiters:
+            self.flush_soon()

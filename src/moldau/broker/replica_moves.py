@@ -1,81 +1,117 @@
 """Moving a replica from one of this broker's directories to another while it serves.
 
-Files are copied in a thread while appends go on (logs only grow); then, in one turn of the loop, the log is closed,
-what grew meanwhile is copied too, and the partition goes on from the copy. A crash before the last step leaves a
-directory with the suffix `-future`, which the next start removes.
+    copy       in a thread, into `<target>/<partition>.<unique>-future`, while appends go on (logs only grow)
+    hold       no flush is under way and none begins: what is durable stays as it is
+    catch up   in a thread, synced: the copy now holds everything that is durable
+    place      the copy gets its name, durably; until the switch the metadata log still names the old place, which wins
+    switch     in one turn of the loop: the few bytes that came meanwhile, the old directory is marked deleted, the log
+               goes on in the new one
+    settle     the old name's end is made durable, then flushes go on: nothing was called durable that only one has
+
+So a crash at any moment leaves the replica where the metadata log says, or in one place only. What fails before the
+switch leaves the log where it is, untouched.
 """
 
 from __future__ import annotations
 
+import asyncio
+
+from moldau.broker.checkpoints import STALE_MARK
 from moldau.broker.partition import Partition
-from moldau.kernel import Disk, TopicPartition
-from moldau.storage import LogDirectory, PartitionLog
+from moldau.kernel import Disk, ErrorCode, File, KafkaError, TopicPartition
+from moldau.storage import LogDirectory
 
 COPY_BYTES = 4 << 20
+# Files that the log will remove soon, or makes again, or that concern the old place.
+_LEFT_OUT = (".deleted", ".tmp", STALE_MARK)
 
 
 class ReplicaMove:
-    def __init__(self, disk: Disk, partition: Partition, source: LogDirectory, target: LogDirectory, mark: str) -> None:
+    """The steps; `Replicas.move` takes them in order. Those in a thread may raise OSError, as may `place`, `switch`."""
+
+    def __init__(
+        self, disk: Disk, partition: Partition, source: LogDirectory, target: LogDirectory, unique: bytes
+    ) -> None:
         self._disk = disk
         self._partition = partition
         self._name = TopicPartition(partition.topic, partition.index)
-        self._source = source.partition_path(self._name)
-        self._target = target.partition_path(self._name)
-        self._target_parent = target.path
-        self._future = f"{target.path}/{self._name}.{mark}-future"
+        self._unique = unique
+        self._source = source
+        self.target = target
+        self._copy_path = target.future_path(self._name, unique)
+        self._is_placed = False
+        self._is_switched = False
+        # Set by the loop, seen by the thread that copies.
+        self.is_cancelled = False
+        self.is_over = asyncio.Event()
+
+    def check(self) -> None:
+        """After every wait: does it still make sense to go on?"""
+        if self._partition.is_removed:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self._name} was deleted while it was moved")
+        if self._partition.log.failure is not None:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, self._partition.log.failure)
 
     def copy(self) -> None:
-        """The bulk; runs in a thread and may see the log grow."""
-        self._disk.make_directories(self._future)
-        self._bring_up_to_date()
+        """In a thread."""
+        self._disk.make_directories(self._copy_path)
+        for name in self._names():
+            self._copy_file(name).sync()
+        self._disk.sync_directory(self._copy_path)
 
-    def switch(self, now_ms: int) -> PartitionLog:
-        """The rest, with the log closed; the log in its new place."""
-        old = self._partition.log
-        old.close(clean=True, now_ms=now_ms)
-        self._bring_up_to_date()
-        self._disk.rename(self._future, self._target)
-        self._disk.sync_directory(self._target_parent)
-        return PartitionLog.open(
-            self._disk,
-            self._target,
-            old.config,
-            now_ms=now_ms,
-            recovery_point=old.recovery_point,
-            start_offset=old.start_offset,
-            clean=True,
-            topic_id=old.topic_id,
-        )
+    def place(self) -> None:
+        target = self.target.partition_path(self._name)
+        self._disk.rename(self._copy_path, target)
+        self._copy_path = target
+        self._is_placed = True
 
-    def abandon(self) -> None:
-        if self._disk.exists(self._future):
-            self._disk.remove_tree(self._future)
-
-    def _bring_up_to_date(self) -> None:
-        names = self._disk.list(self._source)
-        for name in self._disk.list(self._future):
+    def switch(self) -> str:
+        """The path of the old directory, to be removed."""
+        names = self._names()
+        for name in self._disk.list(self._copy_path):
             if name not in names:
-                self._disk.remove(f"{self._future}/{name}")
+                self._disk.remove(f"{self._copy_path}/{name}")
         for name in names:
-            self._copy_file(name)
+            # Files other than logs are written once; a flush of the log in its new place writes the epochs again.
+            if name.endswith(".log") or not self._disk.exists(f"{self._copy_path}/{name}"):
+                self._copy_file(name)
+        deleted = self._source.rename_for_deletion(self._name, self._unique)
+        self._partition.log.rehome(self._copy_path)
+        self._is_switched = True
+        return deleted
 
-    def _copy_file(self, name: str) -> None:
-        source = self._disk.open(f"{self._source}/{name}")
-        target = self._disk.open(f"{self._future}/{name}", create=True)
+    def give_up(self) -> str | None:
+        """On the loop, before the switch: the path of the copy, to be removed, if there is one. Twice is harmless."""
+        self.is_cancelled = True
+        if self._is_switched:
+            return None
+        if self._is_placed:
+            self._copy_path = self.target.rename_for_deletion(self._name, self._unique)
+            self._is_placed = False
+        return self._copy_path if self._disk.exists(self._copy_path) else None
+
+    def _names(self) -> list[str]:
+        return [name for name in self._disk.list(self._partition.log.directory) if not name.endswith(_LEFT_OUT)]
+
+    def _copy_file(self, name: str) -> File:
+        target = self._disk.open(f"{self._copy_path}/{name}", create=True)
         try:
-            # Logs only grow, so what is there stays; everything else is small and may have changed anywhere.
-            position = target.size() if name.endswith(".log") else 0
-            size = source.size()
-            if position > size or not name.endswith(".log"):
-                position = 0
-                target.truncate(0)
-            while position < size:
-                data = source.read(position, min(COPY_BYTES, size - position))
-                if not data:
-                    break
-                target.write(position, [data])
-                position += len(data)
-            target.sync()
-        finally:
-            source.close()
-            target.close()
+            source = self._disk.open(f"{self._partition.log.directory}/{name}")
+        except FileNotFoundError:
+            # Deleted since it was listed; `switch` looks again.
+            return target
+        size = source.size()
+        # Logs only grow, so what is there stays; everything else is small and may have changed anywhere.
+        position = target.size() if name.endswith(".log") else 0
+        if position > size or not position:
+            position = 0
+            target.truncate(0)
+        while position < size:
+            if self.is_cancelled:
+                raise OSError(f"the move of {self._name} was cancelled")
+            data = source.read(position, min(COPY_BYTES, size - position))
+            if not data:
+                break
+            target.write(position, [data])
+            position += len(data)
+        return target

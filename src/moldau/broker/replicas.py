@@ -7,9 +7,10 @@ concerns the partitions of that directory only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from moldau.broker.checkpoints import Checkpoints
 from moldau.broker.metrics import Metrics
@@ -17,13 +18,25 @@ from moldau.broker.partition import Partition
 from moldau.broker.replica_moves import ReplicaMove
 from moldau.broker.settings import Settings
 from moldau.cluster import ConfigKind, MetadataDelta, MetadataImage, PartitionImage, TopicImage
-from moldau.kernel import ZERO_UUID, Clock, Dice, Disk, ErrorCode, KafkaError, TopicPartition, parse_uuid
+from moldau.kernel import Clock, Dice, Disk, ErrorCode, KafkaError, TopicPartition, parse_uuid
 from moldau.protocol.wire import write_uvarint
-from moldau.storage import LogDirectory, PartitionLog
+from moldau.storage import LogConfig, LogDirectory, PartitionLog
 
 # Directory ids below this are reserved by KRaft (unassigned, lost, migrating).
 _RESERVED_DIRECTORY_ID_MAX = 100
 CLOSING_THREADS = 16
+# Copies and removals have threads of their own: they take long, and nobody's answer may wait behind them.
+SLOW_THREADS = 2
+
+
+class _Home(NamedTuple):
+    """Where a replica is, and what the checkpoints there say about it."""
+
+    # None: in no directory that we have (a disk that did not mount, say).
+    directory_id: bytes | None
+    recovery_point: int = 0
+    start_offset: int = 0
+    is_clean: bool = False
 
 
 class Replicas:
@@ -49,15 +62,20 @@ class Replicas:
         self._clock = clock
         self._dice = dice
         self.loop = loop
-        self._say = say
+        self.say = say
         self._on_fault = on_fault
         self._by_name: dict[str, list[Partition | None]] = {}
         self._by_id: dict[bytes, list[Partition | None]] = {}
         # The same by the name's bytes as flexible requests carry it, length included (`single_batch`).
         self.by_wire_name: dict[bytes, list[Partition | None]] = {}
-        self._counts = dict.fromkeys(directories, 0)
-        self.checkpoints = Checkpoints(self)
+        self._image = MetadataImage()
+        self._unopened: dict[TopicPartition, _Home] = {}
+        # Partitions in each directory, and those that were given to it since the last commit.
+        self._counts: Counter[bytes] = Counter()
+        self._chosen: Counter[bytes] = Counter()
+        self.checkpoints = Checkpoints(self, disk)
         self._deletions: list[str] = []
+        self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="moldau-slow")
 
     # -- looking up ----------------------------------------------------------------------------------------------------
 
@@ -73,8 +91,15 @@ class Replicas:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         partition = partitions[index]
         if partition is None:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            raise self.absence(topic, index)
         return partition
+
+    def absence(self, topic: str | bytes, index: int) -> KafkaError:
+        """Why a partition that exists has no replica here that works."""
+        name = self._image.topic_names.get(topic) if isinstance(topic, bytes) else topic
+        if name is not None and TopicPartition(name, index) in self._unopened:
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {name}-{index} could not be opened")
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def __iter__(self) -> Iterator[Partition]:
         for partitions in self._by_name.values():
@@ -90,30 +115,46 @@ class Replicas:
         prefix = directory.path + "/"
         return (partition for partition in self if partition.log.directory.startswith(prefix))
 
+    def moving_to(self, directory: LogDirectory) -> Iterator[Partition]:
+        return (partition for partition in self if partition.move is not None and partition.move.target is directory)
+
+    def unopened_offsets(self, directory: LogDirectory) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """(recovery points, start offsets) of replicas that could not be opened: what was known of them stays so."""
+        homes = {
+            name: home
+            for name, home in self._unopened.items()
+            if home.directory_id is not None and self._directories[home.directory_id] is directory
+        }
+        recovery_points = {name: home.recovery_point for name, home in homes.items()}
+        return recovery_points, {name: home.start_offset for name, home in homes.items() if home.start_offset}
+
     def choose_directory(self, _replica: int = -1) -> bytes:
         """The directory with the fewest partitions, for the next new one."""
-        chosen = min(self._counts, key=self._counts.__getitem__)
-        self._counts[chosen] += 1
+        chosen = min(self._directories, key=lambda each: self._counts[each] + self._chosen[each])
+        self._chosen[chosen] += 1
         return chosen
+
+    def _home_of(self, log: PartitionLog) -> bytes:
+        parent = log.directory.rpartition("/")[0]
+        return next(key for key, each in self._directories.items() if each.path == parent)
 
     # -- opening and following -----------------------------------------------------------------------------------------
 
     def load(self, image: MetadataImage) -> bool:
         """Open every replica that the metadata gives us; whether the last stop was clean everywhere."""
-        state: dict[bytes, _Loaded] = {}
-        for directory_id, directory in self._directories.items():
-            state[directory_id] = _Loaded(directory)
-        placed = self._place_existing(image, state)
+        self._image = image
+        state = {directory_id: _Loaded(directory) for directory_id, directory in self._directories.items()}
+        homes = self._find_homes(image, state)
         for topic in image.topics.values():
-            self._add_topic(topic, image, placed, state)
+            self._add_topic(topic, image, homes)
         for loaded in state.values():
             loaded.directory.remove_clean_shutdown()
         self.resume_deletions()
-        return all(loaded.clean for loaded in state.values())
+        return all(loaded.is_clean for loaded in state.values())
 
-    def _place_existing(self, image: MetadataImage, state: dict[bytes, _Loaded]) -> dict[TopicPartition, bytes]:
+    def _find_homes(self, image: MetadataImage, state: Mapping[bytes, _Loaded]) -> dict[TopicPartition, _Home]:
         """Where each partition's directory really is; what no topic owns any more becomes stray, as in Kafka."""
-        placed: dict[TopicPartition, bytes] = {}
+        homes: dict[TopicPartition, _Home] = {}
         for directory_id, loaded in state.items():
             for found in loaded.directory.partition_directories():
                 path = f"{loaded.directory.path}/{found.name}"
@@ -122,22 +163,36 @@ class Replicas:
                     continue
                 if found.kind:
                     continue
-                topic = image.topics.get(found.partition.topic)
-                if topic is None or found.partition.partition >= len(topic.partitions):
-                    stray = f"{loaded.directory.path}/{found.partition}.{self._dice.random_bytes(16).hex()}-stray"
-                    self._disk.rename(path, stray)
-                    self._say(f"stray_partition_set_aside partition={found.partition} path={stray}")
+                name = found.partition
+                topic = image.topics.get(name.topic)
+                if topic is None or name.partition >= len(topic.partitions):
+                    self._set_aside(name, loaded.directory)
                     continue
-                placed[found.partition] = directory_id
-        return placed
+                other = homes.get(name)
+                if other is not None and other.directory_id is not None:
+                    # What a crash in the middle of a move leaves: the metadata log says which one is the replica.
+                    if self._named_directory(topic.partitions[name.partition]) != directory_id:
+                        self._set_aside(name, loaded.directory)
+                        continue
+                    self._set_aside(name, self._directories[other.directory_id])
+                homes[name] = self._existing_home(name, directory_id, loaded, path)
+        return homes
 
-    def _add_topic(
-        self,
-        topic: TopicImage,
-        image: MetadataImage,
-        placed: dict[TopicPartition, bytes],
-        state: dict[bytes, _Loaded],
-    ) -> None:
+    def _existing_home(self, name: TopicPartition, directory_id: bytes, loaded: _Loaded, path: str) -> _Home:
+        if self.checkpoints.are_stale(path):
+            return _Home(directory_id)
+        recovery_point, start_offset = loaded.recovery_points.get(name, 0), loaded.start_offsets.get(name, 0)
+        return _Home(directory_id, recovery_point, start_offset, loaded.is_clean)
+
+    def _set_aside(self, name: TopicPartition, directory: LogDirectory) -> None:
+        try:
+            path = directory.set_aside(name, self._dice.random_bytes(16))
+        except OSError as error:
+            self.say(f"stray_partition_left partition={name} directory={directory.path} reason={str(error)!r}")
+            return
+        self.say(f"stray_partition_set_aside partition={name} path={path}")
+
+    def _add_topic(self, topic: TopicImage, image: MetadataImage, homes: Mapping[TopicPartition, _Home]) -> None:
         config = self._settings.log_config(image.config(ConfigKind.TOPIC, topic.name))
         min_in_sync = self._min_in_sync(topic.name, image)
         counters = self._metrics.topic(topic.name)
@@ -151,51 +206,67 @@ class Replicas:
             partition = partitions[index]
             if partition is None and self._node_id in assigned.replicas:
                 name = TopicPartition(topic.name, index)
-                directory_id = placed.get(name) or self._assigned_directory(assigned)
-                loaded = state.get(directory_id)
-                log = self._open(name, topic.id, directory_id, loaded, config)
+                home = homes.get(name) or self._unopened.get(name) or self._new_home(assigned)
+                log = self._open(name, topic.id, home, config)
                 if log is None:
+                    self._unopened[name] = home
                     continue
+                self._unopened.pop(name, None)
                 partition = partitions[index] = Partition(self, topic.name, topic.id, index, log, counters)
             if partition is not None:
                 partition.min_in_sync = min_in_sync
                 self._follow_leadership(partition, assigned)
 
-    def _open(
-        self, name: TopicPartition, topic_id: bytes, directory_id: bytes, loaded: _Loaded | None, config: Any
-    ) -> PartitionLog | None:
-        directory = self._directories[directory_id]
-        self._counts[directory_id] += 0 if loaded is None else 1
+    def _new_home(self, assigned: PartitionImage) -> _Home:
+        """Where a replica without files belongs. If that is a directory that we do not have, it is not lost yet."""
+        named = self._named_directory(assigned)
+        if named in self._directories:
+            return _Home(named)
+        return _Home(self.choose_directory() if is_reserved(named) else None)
+
+    def _named_directory(self, assigned: PartitionImage) -> bytes:
+        return assigned.directories[assigned.replicas.index(self._node_id)]
+
+    def _open(self, name: TopicPartition, topic_id: bytes, home: _Home, config: LogConfig) -> PartitionLog | None:
+        if home.directory_id is None:
+            self._say_unavailable(name, "its log directory is none of log.dirs")
+            return None
+        directory = self._directories[home.directory_id]
         path = directory.partition_path(name)
         try:
-            return PartitionLog.open(
+            if not self._disk.exists(path):
+                self.checkpoints.prepare_directory(name, path)
+            log = PartitionLog.open(
                 self._disk,
                 path,
                 config,
                 now_ms=self._clock.now_ms(),
-                recovery_point=0 if loaded is None else loaded.recovery_points.get(name, 0),
-                start_offset=0 if loaded is None else loaded.start_offsets.get(name, 0),
-                clean=loaded is not None and loaded.clean,
+                recovery_point=home.recovery_point,
+                start_offset=home.start_offset,
+                clean=home.is_clean,
                 topic_id=topic_id,
-                say=self._say,
+                say=self.say,
             )
-        except KafkaError as refusal:
-            if refusal.code != ErrorCode.INCONSISTENT_TOPIC_ID:
-                raise
-            # A directory left behind by an older topic of the same name.
-            stray = f"{directory.path}/{name}.{self._dice.random_bytes(16).hex()}-stray"
-            self._disk.rename(path, stray)
-            self._say(f"stray_partition_set_aside partition={name} path={stray}")
-            return self._open(name, topic_id, directory_id, None, config)
-        except OSError as error:
-            self._say(f"partition_unavailable partition={name} reason={str(error)!r}")
+        except (KafkaError, OSError) as error:
+            if isinstance(error, KafkaError) and error.code == ErrorCode.INCONSISTENT_TOPIC_ID:
+                # A directory left behind by an older topic of the same name.
+                self._set_aside(name, directory)
+                if not self._disk.exists(path):
+                    return self._open(name, topic_id, _Home(home.directory_id), config)
+            self._say_unavailable(name, str(error))
             return None
+        self._counts[home.directory_id] += 1
+        return log
 
-    def _assigned_directory(self, assigned: PartitionImage) -> bytes:
-        directory_id = assigned.directories[assigned.replicas.index(self._node_id)]
-        if directory_id in self._directories:
-            return directory_id
-        return self.choose_directory()
+    def _say_unavailable(self, name: TopicPartition, reason: str) -> None:
+        if name not in self._unopened:
+            self.say(f"partition_unavailable partition={name} reason={reason!r}")
+
+    def retry_unopened(self) -> None:
+        """Perhaps there is room, or a descriptor, by now."""
+        names = {name.topic for name, home in self._unopened.items() if home.directory_id is not None}
+        for name in names:
+            self._add_topic(self._image.topics[name], self._image, {})
 
     def _follow_leadership(self, partition: Partition, assigned: PartitionImage) -> None:
         if assigned.leader == self._node_id:
@@ -207,11 +278,13 @@ class Replicas:
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Follow a committed change of the metadata."""
+        self._image = image
+        self._chosen.clear()
         for topic in delta.topics_removed.values():
             self._remove_topic(topic)
         changed = {image.topic_names[topic_id] for topic_id in delta.topics_changed if topic_id in image.topic_names}
         for name in changed:
-            self._add_topic(image.topics[name], image, {}, {})
+            self._add_topic(image.topics[name], image, {})
         resources = delta.configs_changed
         if any(resource.kind == ConfigKind.BROKER for resource in resources):
             reconfigured = set(self._by_name)
@@ -235,33 +308,47 @@ class Replicas:
         partitions = self._by_name.pop(topic.name, None) or []
         self._by_id.pop(topic.id, None)
         self.by_wire_name.pop(wire_name(topic.name), None)
-        for partition in partitions:
-            if partition is None:
+        for index, partition in enumerate(partitions):
+            name = TopicPartition(topic.name, index)
+            if partition is not None:
+                if partition.move is not None:
+                    self._give_up(partition.move)
+                home_id = self._home_of(partition.log)
+                self._counts[home_id] -= 1
+                partition.remove(self._clock.now_ms())
+                self._mark_deleted(name, self._directories[home_id])
                 continue
-            partition.leader = None
-            partition.leader_id = -1
-            partition.wake()
-            partition.log.close(clean=False, now_ms=self._clock.now_ms())
-            name = TopicPartition(topic.name, partition.index)
-            directory = next(each for each in self.directories if partition.log.directory == each.partition_path(name))
-            self._counts[next(key for key, value in self._directories.items() if value is directory)] -= 1
-            self._deletions.append(directory.rename_for_deletion(name, self._dice.random_bytes(16)))
+            unopened = self._unopened.pop(name, None)
+            if unopened is not None and unopened.directory_id is not None:
+                self._mark_deleted(name, self._directories[unopened.directory_id])
+        self.checkpoints.forget(TopicPartition(topic.name, index) for index in range(len(partitions)))
         if partitions:
             delay_ms = self._settings.integer("log.segment.delete.delay.ms")
             self._clock.call_later(delay_ms, self.resume_deletions)
+
+    def _mark_deleted(self, name: TopicPartition, directory: LogDirectory) -> None:
+        try:
+            self._deletions.append(directory.rename_for_deletion(name, self._dice.random_bytes(16)))
+        except FileNotFoundError:
+            pass  # it could never be made
+        except OSError as error:
+            # The next start finds a directory that no topic owns.
+            self.say(f"deletion_failed partition={name} directory={directory.path} reason={str(error)!r}")
 
     def resume_deletions(self) -> None:
         """Remove what is marked for deletion, outside the loop."""
         paths, self._deletions = self._deletions, []
         if paths:
-            self.run_in_thread(lambda: self._remove(paths, self._disk.remove_tree))
+            self.run_slow(lambda: self._remove(paths, self._disk.remove_tree))
 
     def _remove(self, paths: list[str], remove: Callable[[str], None]) -> None:
         for path in paths:
             try:
                 remove(path)
+            except FileNotFoundError:
+                pass  # removed already
             except OSError as error:
-                self._say(f"deletion_failed path={path} reason={str(error)!r}")
+                self.say(f"deletion_failed path={path} reason={str(error)!r}")
 
     # -- moving --------------------------------------------------------------------------------------------------------
 
@@ -272,36 +359,70 @@ class Replicas:
         if target_id is None:
             raise KafkaError(ErrorCode.LOG_DIR_NOT_FOUND, f"{path} is not one of log.dirs")
         partition = self.require(topic, index)
-        name = TopicPartition(topic, index)
-        source_id = next(
-            key for key, each in self._directories.items() if each.partition_path(name) == partition.log.directory
-        )
+        while partition.move is not None:
+            await partition.move.is_over.wait()
+        if partition.is_removed:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        source_id = self._home_of(partition.log)
         if source_id == target_id:
             return None
         source, target = self._directories[source_id], self._directories[target_id]
-        move = ReplicaMove(self._disk, partition, source, target, self._dice.random_bytes(16).hex())
+        move = partition.move = ReplicaMove(self._disk, partition, source, target, self._dice.random_bytes(16))
         try:
-            await self.run_in_thread(move.copy)
-            log = move.switch(self._clock.now_ms())
-        except OSError as error:
-            move.abandon()
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{name} could not be moved: {error}") from None
-        partition.log = log
-        self._deletions.append(source.rename_for_deletion(name, self._dice.random_bytes(16)))
-        self.resume_deletions()
+            await self._take_steps(move, partition, source)
+        except (OSError, KafkaError) as error:
+            self._give_up(move)
+            self.resume_deletions()
+            if isinstance(error, KafkaError):
+                raise
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition} could not be moved: {error}") from None
+        finally:
+            partition.move = None
+            move.is_over.set()
         self._counts[source_id] -= 1
         self._counts[target_id] += 1
-        self._say(f"replica_moved partition={name} from={source.path} to={target.path}")
+        self.resume_deletions()
+        self.say(f"replica_moved partition={partition} from={source.path} to={target.path}")
         return target_id
 
-    # -- checkpoints and flushes ---------------------------------------------------------------------------------------
+    async def _take_steps(self, move: ReplicaMove, partition: Partition, source: LogDirectory) -> None:
+        await self.run_slow(move.copy)
+        move.check()
+        await partition.hold_flushes()
+        try:
+            move.check()
+            await self.run_slow(move.copy)
+            move.check()
+            move.place()
+            await self.run_slow(move.target.sync)
+            await self.checkpoints.write()
+            move.check()
+            self._deletions.append(move.switch())
+            await self.run_slow(source.sync)
+        finally:
+            partition.release_flushes()
+
+    def _give_up(self, move: ReplicaMove) -> None:
+        """Before the switch: the copy is worth nothing."""
+        try:
+            path = move.give_up()
+        except OSError as error:
+            self.say(f"copy_left_behind directory={move.target.path} reason={str(error)!r}")
+            return
+        if path is not None:
+            self._deletions.append(path)
+
+    # -- flushes and housekeeping --------------------------------------------------------------------------------------
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         return self.loop.run_in_executor(None, work)
 
+    def run_slow(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        return self.loop.run_in_executor(self._slow_threads, work)
+
     def on_flush_failed(self, partition: Partition, error: BaseException) -> None:
         """An fsync failed: nothing is known about the file any more, so its partition takes no more writes."""
-        self._say(f"flush_failed partition={partition} reason={str(error)!r}")
+        self.say(f"flush_failed partition={partition} reason={str(error)!r}")
         self._on_fault(error)
 
     @property
@@ -319,17 +440,42 @@ class Replicas:
         now_ms = self._clock.now_ms()
         paths = [path for partition in self for path in partition.log.take_deletions(now_ms)]
         if paths:
-            self.run_in_thread(lambda: self._remove(paths, self._disk.remove))
+            self.run_slow(lambda: self._remove(paths, self._disk.remove))
+
+    def expire_producers(self) -> None:
+        now_ms = self._clock.now_ms()
+        for partition in self:
+            partition.log.expire_producers(now_ms)
+
+    # -- closing -------------------------------------------------------------------------------------------------------
 
     def close(self, broker_epoch: int) -> None:
-        """Everything on disk, checkpointed, and the mark of a clean stop."""
-        now_ms = self._clock.now_ms()
+        """Everything on disk, checkpointed, and the mark of a clean stop where it is one."""
+        self._slow_threads.shutdown()
+        partitions = list(self)
         with ThreadPoolExecutor(CLOSING_THREADS) as threads:
             # Logs share nothing, and syncs that wait together are cheaper than one after the other.
-            list(threads.map(lambda partition: partition.log.close(clean=True, now_ms=now_ms), self))
-        self.checkpoints.write_now()
-        for directory in self.directories:
-            directory.write_clean_shutdown(broker_epoch)
+            closed = list(threads.map(self._close_log, partitions))
+        unclean = {self._home_of(each.log) for each, is_clean in zip(partitions, closed, strict=True) if not is_clean}
+        unclean |= {home.directory_id for home in self._unopened.values() if home.directory_id is not None}
+        try:
+            self.checkpoints.write_now()
+            for directory_id, directory in self._directories.items():
+                if directory_id not in unclean:
+                    directory.write_clean_shutdown(broker_epoch)
+        except OSError as error:
+            self.say(f"clean_mark_not_written reason={str(error)!r} hint='the next start recovers'")
+
+    def _close_log(self, partition: Partition) -> bool:
+        """Whether the next start may believe the files."""
+        log = partition.log
+        is_clean = log.failure is None and not partition.is_flushing
+        try:
+            log.close(clean=is_clean, now_ms=self._clock.now_ms())
+        except (KafkaError, OSError) as error:
+            self.say(f"log_not_closed partition={partition} reason={str(error)!r}")
+            return False
+        return is_clean
 
 
 def wire_name(topic: str) -> bytes:
@@ -343,18 +489,22 @@ def wire_name(topic: str) -> bytes:
 class _Loaded:
     """What a directory's checkpoints said at start."""
 
-    __slots__ = ("clean", "directory", "recovery_points", "start_offsets")
+    __slots__ = ("directory", "is_clean", "recovery_points", "start_offsets")
 
     def __init__(self, directory: LogDirectory) -> None:
         self.directory = directory
-        self.clean = directory.was_closed_cleanly()
+        self.is_clean = directory.was_closed_cleanly()
         self.recovery_points = directory.read_recovery_points()
         self.start_offsets = directory.read_log_start_offsets()
 
 
+def is_reserved(directory_id: bytes) -> bool:
+    """KRaft's ids that name no directory: unassigned, lost, migrating."""
+    return int.from_bytes(directory_id, "big") < _RESERVED_DIRECTORY_ID_MAX
+
+
 def directory_id_of(text: str) -> bytes:
-    """A directory's id; ids in KRaft's reserved range name no directory."""
     directory_id = parse_uuid(text)
-    if directory_id == ZERO_UUID or int.from_bytes(directory_id, "big") < _RESERVED_DIRECTORY_ID_MAX:
+    if is_reserved(directory_id):
         raise ValueError(f"{text} is a reserved directory id")
     return directory_id

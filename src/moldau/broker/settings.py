@@ -6,7 +6,7 @@ Kafka: set for this broker at run time, set for all brokers at run time, static 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from moldau.broker.properties import parse_properties
@@ -20,6 +20,8 @@ from moldau.cluster.config_catalogue import (
     broker_synonyms,
     nearest_key,
     parse_value,
+    topic_default,
+    topic_default_problem,
     topic_key,
     topic_keys,
     topic_synonyms,
@@ -57,6 +59,9 @@ class ConfigError(ValueError):
 class Settings:
     def __init__(self, static: Mapping[str, str]) -> None:
         self.static = dict(static)
+        # Where lines for the person who runs the broker go; the node sets it.
+        self.say: Callable[[str], None] = _say_nothing
+        self._said: set[tuple[str, str]] = set()
         self._own: Mapping[str, str] = {}
         self._cluster: Mapping[str, str] = {}
         self._parsed: dict[str, Any] = {}
@@ -88,10 +93,23 @@ class Settings:
             return self._parsed[name]  # type: ignore[no-any-return]
         key = broker_key(name)
         assert key is not None, f"{name} is not in the catalogue"
-        setting = next(self.layers(name), None)
-        value = None if setting is None or setting.value is None else parse_value(key, setting.value)
+        value = None
+        for setting in self.layers(name):
+            if setting.value is None:
+                break
+            try:
+                value = parse_value(key, setting.value)
+                break
+            except ConfigValueError as error:
+                self._pass_over(name, setting.value, error)
         self._parsed[name] = value
         return value
+
+    def _pass_over(self, name: str, value: str, error: ConfigValueError) -> None:
+        """A committed value that cannot be used (Kafka's log may hold one) must not keep the broker from running."""
+        if (name, value) not in self._said:
+            self._said.add((name, value))
+            self.say(f"config_not_usable key={name} value={value!r} reason={str(error)!r}")
 
     def integer(self, name: str) -> int:
         value = self.value(name)
@@ -123,28 +141,47 @@ class Settings:
 
     @property
     def log_directories(self) -> tuple[str, ...]:
-        return self.items("log.dirs") or self.items("log.dir")
+        paths = self.items("log.dirs") or self.items("log.dir")
+        return tuple(dict.fromkeys(_plain_path(path) for path in paths))
+
+    @property
+    def metadata_directory(self) -> str:
+        """Where the metadata log is: one of `log.dirs`, or a directory of its own."""
+        return _plain_path(self.text("metadata.log.dir") or self.log_directories[0])
+
+    @property
+    def all_directories(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.log_directories, self.metadata_directory)))
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
     def topic_setting(self, name: str, overrides: Mapping[str, str]) -> Setting:
         """The value of a topic's key: its own, else the broker's under the topic key's synonyms, else the default."""
-        if name in overrides:
-            return Setting(name, overrides[name], Source.TOPIC)
-        key = topic_key(name)
-        assert key is not None, name
-        for synonym in topic_synonyms(name):
-            setting = next(self.layers(synonym.name), None)
-            if setting is not None and setting.value is not None and setting.source != Source.DEFAULT:
-                value = setting.value if synonym.scale == 1 else str(int(setting.value) * synonym.scale)
-                return Setting(name, value, setting.source)
-        return Setting(name, key.default, Source.DEFAULT)
+        return self._topic_choice(name, overrides)[0]
 
     def topic_value(self, name: str, overrides: Mapping[str, str]) -> Any:
+        return self._topic_choice(name, overrides)[1]
+
+    def _topic_choice(self, name: str, overrides: Mapping[str, str]) -> tuple[Setting, ConfigValue | None]:
+        """The first layer whose value can be used, and that value."""
         key = topic_key(name)
         assert key is not None, name
-        text = self.topic_setting(name, overrides).value
-        return None if text is None else parse_value(key, text)
+        if name in overrides:
+            try:
+                return Setting(name, overrides[name], Source.TOPIC), parse_value(key, overrides[name])
+            except ConfigValueError as error:
+                self._pass_over(name, overrides[name], error)
+        for synonym in topic_synonyms(name):
+            for setting in self.layers(synonym.name):
+                if setting.value is None or setting.source == Source.DEFAULT:
+                    continue
+                try:
+                    text = topic_default(name, synonym, setting.value)
+                    return Setting(name, text, setting.source), parse_value(key, text)
+                except ConfigValueError as error:
+                    self._pass_over(synonym.name, setting.value, error)
+        value = None if key.default is None else parse_value(key, key.default)
+        return Setting(name, key.default, Source.DEFAULT), value
 
     def log_config(self, overrides: Mapping[str, str]) -> LogConfig:
         """What a topic's logs obey."""
@@ -204,15 +241,26 @@ def load_settings(
             near = nearest_key(name)
             warnings.append(f"unknown key {name}" + (f"; did you mean {near}?" if near else ""))
             continue
-        _check(key, text)
+        _check(key, name, text)
     return Settings(static), warnings
 
 
-def _check(key: ConfigKey, text: str) -> None:
+def _check(key: ConfigKey, name: str, text: str) -> None:
     try:
         parse_value(key, text)
+        problem = topic_default_problem(name, text)
     except ConfigValueError as error:
         raise ConfigError(str(error)) from None
+    if problem is not None:
+        raise ConfigError(f"Invalid value {text} for configuration {name}: {problem}")
+
+
+def _plain_path(path: str) -> str:
+    return path.rstrip("/") or "/"
+
+
+def _say_nothing(_line: str) -> None:
+    pass
 
 
 def environment_name(key: str) -> str:

@@ -18,9 +18,12 @@ class AlreadyFormattedError(Exception):
 
 
 def format_storage(settings: Settings, cluster_id: str | None, *, ignore_formatted: bool) -> list[tuple[str, str]]:
-    """Format every empty directory of `log.dirs`; (path, cluster id) of each. ValueError for an id that is none."""
+    """Format every empty directory of `log.dirs` and `metadata.log.dir`; (path, cluster id) of each.
+
+    ValueError for a cluster id that is none.
+    """
     disk, dice = SystemDisk(), SystemDice()
-    directories = [LogDirectory(disk, path.rstrip("/")) for path in settings.log_directories]
+    directories = [LogDirectory(disk, path) for path in settings.all_directories]
     formatted = [directory.path for directory in directories if directory.read_meta_properties() is not None]
     if formatted and not ignore_formatted:
         raise AlreadyFormattedError(
@@ -34,7 +37,7 @@ def format_storage(settings: Settings, cluster_id: str | None, *, ignore_formatt
     format_directories(
         disk,
         directories,
-        settings.text("metadata.log.dir") or directories[0].path,
+        settings.metadata_directory,
         cluster_id=chosen,
         node_id=settings.node_id,
         dice=dice,
@@ -49,8 +52,8 @@ def describe_storage(settings: Settings) -> list[dict[str, Any]]:
     """A row per directory: identity, whether it was stopped cleanly, how many partitions it holds."""
     disk = SystemDisk()
     rows: list[dict[str, Any]] = []
-    for path in settings.log_directories:
-        directory = LogDirectory(disk, path.rstrip("/"))
+    for path in settings.all_directories:
+        directory = LogDirectory(disk, path)
         if not disk.exists(directory.path):
             rows.append({"directory": directory.path, "state": "missing"})
             continue

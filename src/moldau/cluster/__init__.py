@@ -15,7 +15,7 @@ from moldau.cluster.brokers import (
     register_controller,
 )
 from moldau.cluster.configs import decide_alter_configs, decide_incremental_alter_configs, validate_topic_configs
-from moldau.cluster.decision import Decision
+from moldau.cluster.decision import BYTES_PER_DECISION_MAX, RECORDS_PER_DECISION_MAX, Decision
 from moldau.cluster.delta import MetadataDelta
 from moldau.cluster.features import (
     METADATA_VERSION,
@@ -41,10 +41,11 @@ from moldau.cluster.image import (
 )
 from moldau.cluster.leadership import PartitionLeader
 from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
-from moldau.cluster.metadata_log import MetadataLog
+from moldau.cluster.metadata_log import MetadataLog, MetadataLogError
 from moldau.cluster.producer_ids import decide_allocate_producer_ids
 from moldau.cluster.snapshot import (
     BOOTSTRAP_CHECKPOINT,
+    CHECKPOINT_SUFFIX,
     VoterSet,
     checkpoint_name,
     decode_control_record,
@@ -57,12 +58,15 @@ from moldau.cluster.topics import TopicDecider, TopicDefaults, decide_delete_top
 
 __all__ = [
     "BOOTSTRAP_CHECKPOINT",
+    "BYTES_PER_DECISION_MAX",
+    "CHECKPOINT_SUFFIX",
     "FENCE",
     "INTERNAL_TOPICS",
     "METADATA_DIRECTORY",
     "METADATA_VERSION",
     "METADATA_VERSION_MAX",
     "METADATA_VERSION_MIN",
+    "RECORDS_PER_DECISION_MAX",
     "SUPPORTED_FEATURES",
     "UNFENCE",
     "BrokerRegistration",
@@ -75,6 +79,7 @@ __all__ = [
     "MetadataDelta",
     "MetadataImage",
     "MetadataLog",
+    "MetadataLogError",
     "PartitionImage",
     "PartitionLeader",
     "TopicDecider",

@@ -45,6 +45,8 @@ __all__ = [
     "group_synonym",
     "nearest_key",
     "parse_value",
+    "topic_default",
+    "topic_default_problem",
     "topic_key",
     "topic_keys",
     "topic_synonyms",
@@ -317,6 +319,49 @@ def topic_synonyms(name: str) -> tuple[Synonym, ...]:
     DescribeConfigs names only the first of them, and that one only where it has a value.
     """
     return tuple(Synonym(broker_name, scale) for broker_name, scale in TOPIC_SYNONYMS.get(name, ()))
+
+
+def topic_default(name: str, synonym: Synonym, text: str) -> str:
+    """The topic key's value that a broker key's value stands for; ConfigValueError for one that stands for nothing."""
+    if synonym.scale == 1 and name != _RETENTION:
+        return text
+    key = broker_key(synonym.name)
+    assert key is not None
+    value = parse_value(key, text)
+    assert isinstance(value, int)
+    if name == _RETENTION and value < 0:
+        return "-1"  # for ever, in whatever unit
+    return str(value * synonym.scale)
+
+
+def topic_default_problem(name: str, text: str) -> str | None:
+    """Say in Kafka's words why a broker key's value, right in itself, cannot be a default of topics.
+
+    Kafka lets a negative log.flush.interval.ms pass and then fails to describe or make topics; here it is refused.
+    """
+    if name not in _DEFAULT_OF:
+        return None
+    topic_name, scale = _DEFAULT_OF[name]
+    key = topic_key(topic_name)
+    assert key is not None
+    value = topic_default(topic_name, Synonym(name, scale), text)
+    if topic_name == _RETENTION and value == "0":
+        return f"{name} must be unlimited (-1) or, greater than or equal to 1"
+    try:
+        parse_value(key, value)
+    except ConfigValueError as error:
+        if key.allowed.minimum is None:
+            return str(error)
+        return f"{name} must be greater than or equal to {key.allowed.minimum}"
+    return None
+
+
+_RETENTION = "retention.ms"
+_DEFAULT_OF = {
+    broker_name: (topic_name, scale)
+    for topic_name, synonyms in TOPIC_SYNONYMS.items()
+    for broker_name, scale in synonyms
+}
 
 
 def broker_synonyms(name: str) -> tuple[Synonym, ...]:

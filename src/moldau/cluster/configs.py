@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from moldau.cluster.config_catalogue import (
+    Allowed,
     ConfigKey,
     ConfigValueError,
     Kind,
@@ -19,9 +21,10 @@ from moldau.cluster.config_catalogue import (
     client_metrics_key,
     group_key,
     parse_value,
+    topic_default_problem,
     topic_key,
 )
-from moldau.cluster.decision import Decision
+from moldau.cluster.decision import Decision, check_size
 from moldau.cluster.image import ConfigKind, ConfigResource, MetadataImage
 from moldau.cluster.topic_names import topic_name_problem
 from moldau.kernel import ErrorCode, KafkaError
@@ -33,6 +36,7 @@ from moldau.protocol.messages.incremental_alter_configs import (
 from moldau.protocol.messages.metadata_records.config_record import ConfigRecord
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
+NODE_ID_CHARACTERS_MAX = len("-2147483648")
 _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 # Values of one resource's keys, None meaning "back to the default".
 Changes = dict[str, str | None]
@@ -65,8 +69,8 @@ def _check_values(
 
 
 def _check_topic_rules(values: Mapping[str, str]) -> None:
-    low, high = values.get("min.compaction.lag.ms"), values.get("max.compaction.lag.ms")
-    if low is not None and high is not None and int(low) > int(high):
+    low, high = (_integer(topic_key, name, values) for name in ("min.compaction.lag.ms", "max.compaction.lag.ms"))
+    if low is not None and high is not None and low > high:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
             f"conflict topic config setting min.compaction.lag.ms ({low}) > max.compaction.lag.ms ({high})",
@@ -77,6 +81,15 @@ def _check_topic_rules(values: Mapping[str, str]) -> None:
             "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log"
             " storage.",
         )
+
+
+def _integer(find: Callable[[str], ConfigKey | None], name: str, values: Mapping[str, str]) -> int | None:
+    """A value that was checked before, as a number; None where there is none."""
+    key = find(name)
+    assert key is not None
+    value = parse_value(key, values[name]) if name in values else None
+    assert value is None or isinstance(value, int)
+    return value
 
 
 # -- the two requests --------------------------------------------------------------------------------------------------
@@ -151,7 +164,15 @@ def _alter(
         except KafkaError as refusal:
             code, message = refusal.code, refusal.message
         answers.append((code, message, kind, name))
+    try:
+        check_size(records)
+    except KafkaError as refusal:
+        return [_refused_unless_already(answer, refusal) for answer in answers], []
     return answers, records
+
+
+def _refused_unless_already(answer: Answer, refusal: KafkaError) -> Answer:
+    return answer if answer[0] != ErrorCode.NONE else (refusal.code, refusal.message, *answer[2:])
 
 
 def _check_names(resource: Any, may_be_null: Callable[[Any], bool]) -> None:
@@ -187,7 +208,7 @@ def _check_resource(image: MetadataImage, kind: int, name: str, node_id: int) ->
 def _check_broker(kind: int, name: str, node_id: int) -> None:
     if not name and kind == ConfigKind.BROKER:
         return
-    if not name.removeprefix("-").isdecimal():
+    if not name.removeprefix("-").isdecimal() or len(name) > NODE_ID_CHARACTERS_MAX:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
     if int(name) != node_id:
         text = (
@@ -208,6 +229,7 @@ def _check_changes(image: MetadataImage, kind: int, name: str, changes: Changes,
     elif kind == ConfigKind.BROKER:
         _check_broker_changes(changes, is_default=not name)
         _check_values(values, broker_key, ErrorCode.INVALID_REQUEST, None)
+        _check_topic_defaults(values)
     elif kind == ConfigKind.GROUP:
         _check_values(values, group_key, ErrorCode.INVALID_CONFIG, "Unknown group config name: {}")
         _check_group_rules(values, broker_value)
@@ -217,6 +239,13 @@ def _check_changes(image: MetadataImage, kind: int, name: str, changes: Changes,
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {logger} does not exist!")
     else:
         _check_subscription(values)
+
+
+def _check_topic_defaults(values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        problem = topic_default_problem(name, value)
+        if problem is not None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"requirement failed: {problem}")
 
 
 # Keys of a group that may not leave the bounds that the brokers set, with the prefix of those.
@@ -248,12 +277,13 @@ def _check_group_rules(values: Mapping[str, str], broker_value: BrokerValue) -> 
         kind, _, rest = name.partition(".")
         for bound, what in (("min", "greater"), ("max", "less")):
             limit_name = f"group.{kind}.{bound}.{rest}"
-            value, limit = int(values[name]), broker_value(limit_name)
+            value, limit = _integer(group_key, name, values), broker_value(limit_name)
+            assert value is not None
             if value < limit if bound == "min" else value > limit:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be {what} than or equal to {limit_name}")
     for kind in ("consumer", "share", "streams"):
         session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
-        in_force = [int(values.get(name) or broker_value(f"group.{name}")) for name in (session, heartbeat)]
+        in_force = [_integer(group_key, name, values) or broker_value(f"group.{name}") for name in (session, heartbeat)]
         if in_force[0] <= in_force[1]:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} must be greater than {heartbeat}")
 
@@ -269,15 +299,9 @@ def _check_subscription(values: Mapping[str, str]) -> None:
         key = client_metrics_key(name)
         if key is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {name}")
-        if name == "interval.ms" and value.strip().removeprefix("-").isdecimal():
-            low, high = key.allowed.minimum, key.allowed.maximum
-            assert low is not None and high is not None
-            if not low <= int(value) <= high:
-                raise KafkaError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"Invalid value {value} for interval.ms, interval must be between {low} and {high} (1 hour)",
-                )
         try:
+            if name == "interval.ms":
+                _check_interval(key, value)
             parse_value(key, value)
         except ConfigValueError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
@@ -285,12 +309,24 @@ def _check_subscription(values: Mapping[str, str]) -> None:
             _check_client_patterns(value)
 
 
+def _check_interval(key: ConfigKey, text: str) -> None:
+    """A number out of bounds is refused in other words than what is no number."""
+    value = parse_value(replace(key, allowed=Allowed()), text)
+    low, high = key.allowed.minimum, key.allowed.maximum
+    assert isinstance(value, int) and low is not None and high is not None
+    if not low <= value <= high:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Invalid value {value} for interval.ms, interval must be between {low} and {high} (1 hour)",
+        )
+
+
 def _check_client_patterns(text: str) -> None:
     for pattern in filter(None, (part.strip() for part in text.split(","))):
         name, equals, expression = pattern.partition("=")
         try:
             re.compile(expression)
-        except re.error:
+        except (re.error, OverflowError, RecursionError):
             equals = ""
         if not equals or name.strip() not in _CLIENT_PROPERTIES:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Illegal client matching pattern: {pattern}")
@@ -358,10 +394,9 @@ def _not_a_list(kind: int, operation: int, name: str) -> str:
 
 
 def _edited_list(now: str | None, operand: str, operation: int) -> str:
-    items = [item.strip() for item in (now or "").split(",") if item.strip()]
-    named = [item.strip() for item in operand.split(",") if item.strip()]
+    items = dict.fromkeys(item.strip() for item in (now or "").split(",") if item.strip())
+    named = dict.fromkeys(item.strip() for item in operand.split(",") if item.strip())
     if operation == APPEND:
-        items += [item for item in named if item not in items]
-    else:
-        items = [item for item in items if item not in named]
-    return ",".join(items)
+        items |= named
+        return ",".join(items)
+    return ",".join(item for item in items if item not in named)

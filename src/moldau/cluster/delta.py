@@ -37,6 +37,8 @@ class MetadataDelta:
         self.configs: dict[ConfigResource, dict[str, str]] = {}
         self.next_producer_id = base.next_producer_id
         self.kept: dict[tuple[Any, ...], Any] | None = None
+        # Of records of a newer Kafka in `kept`; they are numbered, and never removed.
+        self._unknown_count: int | None = None
         # Topics touched by this delta; a removed topic keeps its last image here so that its files can be found.
         self.topics_changed: dict[bytes, _TopicChange] = {}
         self.topics_removed: dict[bytes, TopicImage] = {}
@@ -53,8 +55,10 @@ class MetadataDelta:
     def replay(self, record: Any) -> None:
         """Apply one record; kinds of a newer Kafka are kept as they are, in their order."""
         if isinstance(record, UnknownMetadataRecord):
-            kept = self.base.kept if self.kept is None else self.kept
-            self._keep(("unknown", len(kept)), record)
+            if self._unknown_count is None:
+                self._unknown_count = sum(1 for identity in self.base.kept if identity[0] == "unknown")
+            self._keep(("unknown", self._unknown_count), record)
+            self._unknown_count += 1
             return
         apply = _REPLAY.get(record.API_KEY)
         if apply is not None:

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from moldau.cluster.decision import BYTES_PER_DECISION_MAX
 from moldau.cluster.delta import MetadataDelta
-from moldau.cluster.features import METADATA_VERSION, METADATA_VERSION_MAX, record_version
+from moldau.cluster.features import METADATA_VERSION, METADATA_VERSION_MAX, metadata_release, record_version
 from moldau.cluster.image import MetadataImage
 from moldau.cluster.snapshot import (
     KRAFT_VERSION,
@@ -22,6 +23,7 @@ from moldau.cluster.snapshot import (
     image_records,
     parse_checkpoint_name,
     read_batches,
+    read_snapshot,
     write_snapshot,
 )
 from moldau.consensus import QuorumState
@@ -33,10 +35,14 @@ from moldau.storage import LogConfig, PartitionLog
 
 DIRECTORY = "__cluster_metadata-0"
 QUORUM_STATE = "quorum-state"
-BATCH_BYTES_MAX = 8 << 20
+DAMAGED_SUFFIX = ".damaged"
 REPLAY_BYTES = 1 << 20
 SNAPSHOTS_KEPT = 2
-_BEGIN, _END, _ABORT = 23, 24, 25
+_FEATURE_LEVEL, _BEGIN, _END, _ABORT = 12, 23, 24, 25
+
+
+class MetadataLogError(ValueError):
+    """What is on disk cannot be believed or read; one line for the person who starts the node."""
 
 
 class MetadataLog:
@@ -44,15 +50,12 @@ class MetadataLog:
         self._disk = disk
         self._say = say
         self.path = f"{log_directory}/{DIRECTORY}"
-        config = LogConfig(max_message_bytes=BATCH_BYTES_MAX, segment_bytes=1 << 30)
+        config = LogConfig(max_message_bytes=BYTES_PER_DECISION_MAX, segment_bytes=1 << 30)
         names = disk.list(self.path) if disk.exists(self.path) else []
         self._snapshots = sorted(filter(None, map(parse_checkpoint_name, names)))
-        start = self._snapshots[-1][0] if self._snapshots else 0
         self.log = PartitionLog.open(
             disk, self.path, config, now_ms=now_ms, start_offset=0, topic_id=METADATA_TOPIC_ID, say=say
         )
-        if self.log.end_offset < start:
-            self.log.truncate_fully_and_start_at(start)
         self.voters = VoterSet()
         self.bytes_since_snapshot = 0
         # A transaction was begun and never ended: the new leader must abort it, or it swallows what follows.
@@ -67,13 +70,13 @@ class MetadataLog:
         try:
             state = json.loads(self._disk.read_file(path))
             return QuorumState(
-                epoch=state["leaderEpoch"],
-                leader_id=state["leaderId"],
-                voted_id=state["votedId"],
+                epoch=int(state["leaderEpoch"]),
+                leader_id=int(state["leaderId"]),
+                voted_id=int(state["votedId"]),
                 voted_directory_id=parse_uuid(state.get("votedDirectoryId", uuid_text(bytes(16)))),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}); the vote of this node is lost") from None
+            raise MetadataLogError(f"{path} is damaged ({error}); the vote of this node is lost") from None
 
     def write_quorum_state(self, state: QuorumState, voters: Sequence[int]) -> None:
         """Durably, before anyone is told of the vote."""
@@ -88,17 +91,58 @@ class MetadataLog:
     # -- replay --------------------------------------------------------------------------------------------------------
 
     def load(self) -> MetadataImage:
-        """The image at the end of the log: newest readable snapshot, then every batch after it."""
+        """The image at the end of the log: newest whole snapshot, then every batch after it."""
+        try:
+            return self._replay_log(self._load_snapshot())
+        except MetadataLogError:
+            raise
+        except (ValueError, LookupError) as error:
+            raise MetadataLogError(f"the metadata log {self.path} cannot be replayed: {error}") from error
+
+    def _load_snapshot(self) -> MetadataImage:
         image = MetadataImage()
-        for end_offset, epoch in reversed(self._snapshots):
-            path = f"{self.path}/{checkpoint_name(end_offset, epoch)}"
+        damaged: list[tuple[int, int]] = []
+        while self._snapshots:
+            end_offset, epoch = self._snapshots[-1]
+            path = self._snapshot_path(end_offset, epoch)
+            try:
+                records, controls = read_snapshot(self._disk.read_file(path))
+            except ValueError as error:
+                self._say(f"metadata_snapshot_damaged path={path} reason={str(error)!r}")
+                damaged.append(self._snapshots.pop())
+                continue
             delta = MetadataDelta(image)
-            for _, _, _, records, controls in read_batches(self._disk.read_file(path)):
-                delta.replay_all(records)
-                self._replay_controls(controls)
+            for record in records:
+                self._replay(delta, record)
+            self._replay_controls(controls)
             image = delta.image(end_offset - 1, epoch)
             break
-        return self._replay_log(image)
+        if damaged:
+            self._check_log_stands_in(damaged, image.offset + 1)
+        if self.log.end_offset <= image.offset:
+            self.log.truncate_fully_and_start_at(image.offset + 1)
+        for snapshot in damaged:
+            path = self._snapshot_path(*snapshot)
+            self._disk.rename(path, path + DAMAGED_SUFFIX)
+        return image
+
+    def _check_log_stands_in(self, damaged: Sequence[tuple[int, int]], position: int) -> None:
+        """From `position` on the log must have all that a damaged snapshot had. The first voters it never has."""
+        newest, oldest = damaged[0], damaged[-1]
+        is_covered = self.log.start_offset <= position and newest[0] <= self.log.end_offset
+        if not is_covered or (not self._snapshots and self._names_voters()):
+            raise MetadataLogError(
+                f"{self._snapshot_path(*(newest if self._snapshots else oldest))} is damaged, and neither an older"
+                " checkpoint nor the log can stand in for it; restore it from a copy"
+            )
+
+    def _names_voters(self) -> bool:
+        """Whether the vote was written under kraft.version 1, where snapshot 0-0 or a later one names the voters."""
+        path = f"{self.path}/{QUORUM_STATE}"
+        return not self._disk.exists(path) or b'"data_version":1' in self._disk.read_file(path)
+
+    def _snapshot_path(self, end_offset: int, epoch: int) -> str:
+        return f"{self.path}/{checkpoint_name(end_offset, epoch)}"
 
     def _replay_log(self, image: MetadataImage) -> MetadataImage:
         delta = MetadataDelta(image)
@@ -121,18 +165,31 @@ class MetadataLog:
                     if key == _BEGIN:
                         transaction = []
                     elif key == _END:
-                        delta.replay_all(transaction or ())
+                        for each in transaction or ():
+                            self._replay(delta, each)
                         transaction = None
                     elif key == _ABORT:
                         transaction = None
                     elif transaction is not None:
                         transaction.append(record)
                     else:
-                        delta.replay(record)
+                        self._replay(delta, record)
                 offset, epoch = last_offset, batch_epoch
             position = piece.next_offset
         self.is_transaction_open = transaction is not None
         return delta.image(offset, epoch)
+
+    def _replay(self, delta: MetadataDelta, record: Any) -> None:
+        """A level that we do not know ends the replay before the records that were written at it."""
+        if getattr(record, "API_KEY", None) == _FEATURE_LEVEL and record.name == METADATA_VERSION:
+            level = record.feature_level
+            if level > METADATA_VERSION_MAX:
+                raise MetadataLogError(
+                    f"the metadata log is at metadata.version {level}, newer than"
+                    f" {metadata_release(METADATA_VERSION_MAX)} ({METADATA_VERSION_MAX}), the newest that this version"
+                    " reads"
+                )
+        delta.replay(record)
 
     def _replay_controls(self, controls: Sequence[tuple[int, Any]]) -> None:
         for kind, message in controls:
@@ -173,14 +230,14 @@ class MetadataLog:
         """Write the snapshot of a committed image; its size. Touches nothing else, so a thread may do it."""
         level = image.features.get(METADATA_VERSION, METADATA_VERSION_MAX)
         data = write_snapshot(image_records(image), level, self.voters, epoch=image.epoch, now_ms=now_ms)
-        self._disk.replace_file(f"{self.path}/{checkpoint_name(image.offset + 1, image.epoch)}", data)
+        self._disk.replace_file(self._snapshot_path(image.offset + 1, image.epoch), data)
         return len(data)
 
     def note_snapshot(self, image: MetadataImage, size: int) -> None:
         """The snapshot is on disk: forget what it makes needless."""
         self._snapshots.append((image.offset + 1, image.epoch))
         while len(self._snapshots) > SNAPSHOTS_KEPT:
-            self._disk.remove(f"{self.path}/{checkpoint_name(*self._snapshots.pop(0))}")
+            self._disk.remove(self._snapshot_path(*self._snapshots.pop(0)))
         # What every kept snapshot covers is not needed any more.
         self.log.delete_records_before(self._snapshots[0][0])
         self._say(f"metadata_snapshot_written end_offset={image.offset + 1} epoch={image.epoch} bytes={size}")

@@ -14,7 +14,15 @@ from typing import Any
 from moldau.cluster.features import record_version
 from moldau.cluster.image import MetadataImage, TopicImage
 from moldau.kernel import Buffer
-from moldau.protocol.batches import Record, build_batch, control_key, control_kind, iterate_batches, iterate_records
+from moldau.protocol.batches import (
+    Record,
+    build_batch,
+    control_key,
+    control_kind,
+    crc_is_valid,
+    iterate_batches,
+    iterate_records,
+)
 from moldau.protocol.message import Message
 from moldau.protocol.messages.raft.kraft_version_record import KRaftVersionRecord
 from moldau.protocol.messages.raft.leader_change_message import LeaderChangeMessage
@@ -79,6 +87,21 @@ def read_batches(data: Buffer) -> Iterator[tuple[int, int, int, list[Any], list[
         else:
             records = [decode_metadata_record(record.value or b"")[0] for record in iterate_records(batch)]
             yield header.base_offset, header.last_offset, header.leader_epoch, records, []
+
+
+def read_snapshot(data: Buffer) -> tuple[list[Any], list[tuple[int, Message | None]]]:
+    """(metadata records, control records) of a whole snapshot; ValueError for one that is damaged or cut short."""
+    for header, batch in iterate_batches(data):
+        if not crc_is_valid(batch, header):
+            raise ValueError(f"the batch at {header.base_offset} has a wrong checksum")
+    records: list[Any] = []
+    controls: list[tuple[int, Message | None]] = []
+    for _, _, _, batch_records, controls_of_batch in read_batches(data):
+        records += batch_records
+        controls += controls_of_batch
+    if not controls or controls[-1][0] != SNAPSHOT_FOOTER:
+        raise ValueError("it has no footer")
+    return records, controls
 
 
 def write_snapshot(

@@ -6,14 +6,14 @@ Pure: image and request in, records and response out. One topic's refusal never 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moldau.cluster.configs import validate_topic_configs
-from moldau.cluster.decision import Decision
+from moldau.cluster.decision import RECORDS_PER_DECISION_MAX, TOO_LARGE, Decision, check_size
 from moldau.cluster.image import MetadataImage, TopicImage
 from moldau.cluster.placement import UsableBroker, place_replicas
-from moldau.cluster.topic_names import collides_with, topic_name_problem
+from moldau.cluster.topic_names import metric_name, topic_name_problem
 from moldau.kernel import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID, Dice, ErrorCode, KafkaError
 from moldau.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
@@ -25,10 +25,10 @@ from moldau.protocol.messages.metadata_records.topic_record import TopicRecord
 
 TOPIC_RESOURCE = 2
 DEFAULT = -1
-# As Kafka: one request may not become an unbounded batch of records.
-PARTITIONS_PER_REQUEST_MAX = 10_000
-RECORDS_PER_REQUEST_MAX = 10_000
+PARTITIONS_PER_REQUEST_MAX = 10_000  # as Kafka
 Record = TopicRecord | PartitionRecord | ConfigRecord | RemoveTopicRecord
+# Effective configs by a topic's own, within one request.
+_Described = dict[tuple[tuple[str, str], ...], list[CreateTopicsResponse.CreatableTopicConfigs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,9 @@ class TopicDecider:
         names = Counter(topic.name for topic in request.topics)
         if self._partition_count(request) > PARTITIONS_PER_REQUEST_MAX:
             return _refuse_all(request, "Excessively large number of partitions per request.")
-        # Topics of the same request collide too.
-        taken = dict.fromkeys(image.topics)
+        # By metric name; topics of the same request collide too.
+        taken = {metric_name(name): name for name in image.topics}
+        described: _Described = {}
         for name, count in names.items():
             if count > 1:
                 results.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
@@ -71,17 +72,19 @@ class TopicDecider:
             if names[topic.name] > 1:
                 continue
             try:
-                created, result = self._create_one(image, topic, list(taken))
+                created, result = self._create_one(image, topic, taken, described)
             except KafkaError as refusal:
                 results.append(_refused(topic.name, refusal.code, refusal.message))
                 continue
-            taken[topic.name] = None
+            taken[metric_name(topic.name)] = topic.name
             records += created
             if request.validate_only:
                 result.topic_id = ZERO_UUID
             results.append(result)
-        if len(records) > RECORDS_PER_REQUEST_MAX:
-            return _refuse_all(request, "Unable to perform excessively large batch operation.")
+        try:
+            check_size(records)
+        except KafkaError as refusal:
+            return _refuse_all(request, refusal.message)
         return Decision(CreateTopicsResponse(topics=results), () if request.validate_only else records)
 
     def _partition_count(self, request: CreateTopicsRequest) -> int:
@@ -92,7 +95,11 @@ class TopicDecider:
         )
 
     def _create_one(
-        self, image: MetadataImage, topic: CreateTopicsRequest.CreatableTopic, taken: Sequence[str]
+        self,
+        image: MetadataImage,
+        topic: CreateTopicsRequest.CreatableTopic,
+        taken: Mapping[str, str],
+        described: _Described,
     ) -> tuple[list[Record], CreateTopicsResponse.CreatableTopicResult]:
         if topic.name == METADATA_TOPIC:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {METADATA_TOPIC} is prohibited.")
@@ -101,13 +108,17 @@ class TopicDecider:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if topic.name in image.topics:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-        other = collides_with(topic.name, taken)
-        if other:
+        other = taken.get(metric_name(topic.name))
+        if other is not None:
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{topic.name}' collides with existing topic: {other}"
             )
         configs = {config.name: config.value for config in topic.configs}
         checked = validate_topic_configs(configs)
+        # Thousands of topics of one request have the same configs; describing them costs more than all else.
+        same = tuple(checked.items())
+        if same not in described:
+            described[same] = self._describe_configs(checked)
         assignments = self._assignments(image, topic)
         topic_id = self._new_topic_id(image)
         records: list[Record] = [TopicRecord(name=topic.name, topic_id=topic_id)]
@@ -123,7 +134,7 @@ class TopicDecider:
             error_message=None,
             num_partitions=len(assignments),
             replication_factor=len(assignments[0]),
-            configs=self._describe_configs(checked),
+            configs=described[same],
         )
         return records, result
 
@@ -200,8 +211,8 @@ class TopicDecider:
                 if names[topic.name] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 added = self._add_partitions(image, topic)
-                if len(records) + len(added) > RECORDS_PER_REQUEST_MAX:
-                    raise KafkaError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
+                if len(records) + len(added) > RECORDS_PER_DECISION_MAX:
+                    raise KafkaError(ErrorCode.POLICY_VIOLATION, TOO_LARGE)
                 records += added
             except KafkaError as refusal:
                 result.error_code, result.error_message = refusal.code, refusal.message
@@ -247,11 +258,11 @@ def decide_delete_topics(
     image: MetadataImage, request: DeleteTopicsRequest, version: int, *, deletion_enabled: bool
 ) -> Decision[DeleteTopicsResponse]:
     """Remove topics by name or, from version 6, by id (trap 10)."""
-    wanted = _named_topics(request, version)
+    wanted = Counter(_named_topics(request, version))
     results = list(_refuse_deletions(image, wanted))
     refused = {(result.name, result.topic_id) for result in results}
     records: list[Record] = []
-    for name, topic_id in dict.fromkeys(wanted):
+    for name, topic_id in wanted:
         if (name, topic_id) in refused or _is_named_twice(image, wanted, name, topic_id):
             continue
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
@@ -264,6 +275,13 @@ def decide_delete_topics(
             result.name, result.topic_id = topic.name, topic.id
             records.append(RemoveTopicRecord(topic_id=topic.id))
         results.append(result)
+    try:
+        check_size(records)
+    except KafkaError as refusal:
+        for result in results:
+            if result.error_code == ErrorCode.NONE:
+                result.error_code, result.error_message = refusal.code, refusal.message
+        records = []
     return Decision(DeleteTopicsResponse(responses=results), records)
 
 
@@ -271,16 +289,15 @@ DeletedName = tuple[str | None, bytes]
 
 
 def _refuse_deletions(
-    image: MetadataImage, wanted: Sequence[DeletedName]
+    image: MetadataImage, wanted: Counter[DeletedName]
 ) -> Iterator[DeleteTopicsResponse.DeletableTopicResult]:
     """What is wrong with the way in which topics are named, each name once."""
-    counts = Counter(wanted)
-    for name, topic_id in counts:
+    for name, topic_id in wanted:
         if name is not None and topic_id != ZERO_UUID:
             why = "You may not specify both topic name and topic id."
         elif name is None and topic_id == ZERO_UUID:
             why = "Neither topic name nor id were specified."
-        elif counts[name, topic_id] > 1:
+        elif wanted[name, topic_id] > 1:
             why = "Duplicate topic id." if name is None else "Duplicate topic name."
         elif name is not None and _is_named_twice(image, wanted, name, topic_id):
             why = "The provided topic name maps to an ID that was already supplied."
@@ -292,7 +309,7 @@ def _refuse_deletions(
         )
 
 
-def _is_named_twice(image: MetadataImage, wanted: Sequence[DeletedName], name: str | None, topic_id: bytes) -> bool:
+def _is_named_twice(image: MetadataImage, wanted: Collection[DeletedName], name: str | None, topic_id: bytes) -> bool:
     """Whether a topic is named by its name and, elsewhere in the request, by its id."""
     topic = image.topic_by_id(topic_id) if name is None else image.topics.get(name)
     return topic is not None and (topic.name, ZERO_UUID) in wanted and (None, topic.id) in wanted
@@ -374,7 +391,7 @@ def _checked_assignment(
     return replicas
 
 
-def _refuse_all(request: CreateTopicsRequest, why: str) -> Decision[CreateTopicsResponse]:
+def _refuse_all(request: CreateTopicsRequest, why: str | None) -> Decision[CreateTopicsResponse]:
     names = dict.fromkeys(topic.name for topic in request.topics)
     return Decision(CreateTopicsResponse(topics=[_refused(name, ErrorCode.POLICY_VIOLATION, why) for name in names]))
 

@@ -52,7 +52,8 @@ from moldau.storage.validation import (
 
 _REFUSED_BITS = CONTROL_BIT | LOG_APPEND_TIME_BIT
 
-_unpack_header = struct.Struct(">qiibIhiqqqhii").unpack_from
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_unpack_header = _HEADER.unpack_from
 _pack_offset = struct.Struct(">q").pack_into
 _pack_epoch = struct.Struct(">i").pack_into
 
@@ -125,6 +126,9 @@ class PartitionLog(StoredLog):
         log = cls(disk, directory, config, loaded, stored_id or topic_id, say)
         if stored_id is None and topic_id is not None:
             log._write_partition_metadata(topic_id)
+        if not clean and loaded.recovery_point == 0:
+            # Nothing of this log was ever known to be durable, so neither is its directory's name.
+            log._unsynced.directory = log._unsynced.parent = True
         log.producers.expire(now_ms, config.producer_id_expiration_ms)
         return log
 
@@ -172,10 +176,14 @@ class PartitionLog(StoredLog):
     # -- appending -----------------------------------------------------------------------------------------------------
 
     def append_as_leader(self, batch: bytearray | memoryview, leader_epoch: int, now_ms: int) -> AppendResult:
-        """One batch from a client; offset and epoch are set in `batch` itself. KafkaError when it is refused."""
+        """One batch from a client; offset and epoch are set in `batch` itself.
+
+        KafkaError when it is refused; `batch` is then as it came, so that whoever tries again judges the same bytes.
+        """
         size = len(batch)
         if size < HEADER_BYTES:
             raise refuse_malformed(batch)
+        header = _unpack_header(batch)
         (
             base_offset,
             length,
@@ -190,7 +198,7 @@ class PartitionLog(StoredLog):
             producer_epoch,
             base_sequence,
             count,
-        ) = _unpack_header(batch)
+        ) = header
         if length != size - LENGTH_OVERHEAD_BYTES or magic != MAGIC:
             raise refuse_malformed(batch)
         if size > self._message_bytes_max:
@@ -221,7 +229,6 @@ class PartitionLog(StoredLog):
             size = len(batch)
         append_time = -1
         if self._stamps:
-            set_log_append_time(batch, now_ms)
             max_timestamp = append_time = now_ms
         base_offset = self.end_offset
         last_offset = base_offset + offset_delta
@@ -230,11 +237,14 @@ class PartitionLog(StoredLog):
             if size > self.config.segment_bytes:
                 raise self._too_large_for_segment(size)
             segment = self._make_room(size, max_timestamp, last_offset, now_ms)
+        if self._stamps:
+            set_log_append_time(batch, now_ms)
         _pack_offset(batch, 0, base_offset)
         _pack_epoch(batch, 12, leader_epoch)
         try:
             segment.file.write(segment.size, (batch,))  # type: ignore[union-attr]
         except OSError as error:
+            _HEADER.pack_into(batch, 0, *header)
             self._write_failed(segment, error)
         self.end_offset = last_offset + 1
         if segment.note_append(size, last_offset, max_timestamp):

@@ -205,8 +205,18 @@ class LogDirectory:
 
     def rename_for_deletion(self, partition: TopicPartition, unique: bytes) -> str:
         """Take a partition out of service at once; the new path is removed later with `remove_tree`."""
-        name = deletion_name(partition, unique)
-        target = f"{self.path}/{name}"
+        return self._rename(partition, unique, DELETE_SUFFIX)
+
+    def set_aside(self, partition: TopicPartition, unique: bytes) -> str:
+        """Keep what no topic owns, under a name that no start looks at."""
+        return self._rename(partition, unique, STRAY_SUFFIX)
+
+    def future_path(self, partition: TopicPartition, unique: bytes) -> str:
+        """Where a replica that moves here grows until it is complete."""
+        return f"{self.path}/{marked_name(partition, unique, FUTURE_SUFFIX)}"
+
+    def _rename(self, partition: TopicPartition, unique: bytes, suffix: str) -> str:
+        target = f"{self.path}/{marked_name(partition, unique, suffix)}"
         self.disk.rename(self.partition_path(partition), target)
         return target
 
@@ -228,7 +238,7 @@ def parse_directory_name(name: str) -> PartitionDirectory | None:
     return PartitionDirectory(name, TopicPartition(topic, int(digits)), kind)
 
 
-def deletion_name(partition: TopicPartition, unique: bytes) -> str:
+def marked_name(partition: TopicPartition, unique: bytes, suffix: str) -> str:
     assert len(unique) == 16
-    suffix = f"-{partition.partition}.{unique.hex()}{DELETE_SUFFIX}"
-    return partition.topic[: DIRECTORY_NAME_MAX - len(suffix)] + suffix
+    ending = f"-{partition.partition}.{unique.hex()}{suffix}"
+    return partition.topic[: DIRECTORY_NAME_MAX - len(ending)] + ending

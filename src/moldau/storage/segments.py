@@ -108,6 +108,12 @@ class Segments:
         for segment in self.all:
             segment.file = None
 
+    def rehome(self, directory: str) -> None:
+        """The same files, copied to another directory."""
+        self.close_files()
+        for segment in self.all:
+            segment.stem = f"{directory}/{segment.base_offset:020d}"
+
     def _keep_open(self, segment: Segment) -> None:
         """A segment that is only read keeps its file and indexes while it is among the last few used."""
         idle = self._idle_open

@@ -27,6 +27,9 @@ class Snapshots:
     def newest(self) -> int:
         return self.offsets[-1] if self.offsets else -1
 
+    def rehome(self, directory: str) -> None:
+        self._directory = directory
+
     def path(self, offset: int) -> str:
         return f"{self._directory}/{offset:020d}{SNAPSHOT_SUFFIX}"
 

@@ -274,27 +274,29 @@ class StoredLog:
     def flush_is_due(self, now_ms: int) -> bool:
         """By flush.messages, or flush.ms after the first look at unflushed ones; rolled segments are due at once."""
         unsynced = self._unsynced
+        # First: whoever asks for flush.messages waits also while another flush is under way.
+        if unsynced.messages >= self.config.flush_messages:
+            return True
         if unsynced.segments:
             return not unsynced.under_way
         if unsynced.messages <= 0:
             return False
-        if unsynced.messages >= self.config.flush_messages:
-            return True
         if unsynced.since_ms < 0:
             unsynced.since_ms = now_ms
         return now_ms - unsynced.since_ms >= self.config.flush_ms
 
     def flush_task(self) -> FlushTask | None:
-        """What has to be synced now; None when nothing is, or a task is under way."""
+        """What has to be synced now; None when nothing is, or a task is under way. OSError: a file does not open."""
         unsynced = self._unsynced
         if unsynced.under_way or self._failure is not None or self.end_offset == 0:
             return None
         if self.recovery_point >= self.end_offset and not unsynced.segments and not unsynced.paths:
             return None
         epochs = epochs_text(self.epochs.entries) if self.epochs.dirty else None
-        self.epochs.dirty = False
         epochs_path = f"{self.directory}/{EPOCHS_FILE}"
-        return unsynced.take(self.disk, self.directory, self.end_offset, self._segments.active, epochs_path, epochs)
+        task = unsynced.take(self.disk, self.directory, self.end_offset, self._segments.active, epochs_path, epochs)
+        self.epochs.dirty = False
+        return task
 
     def complete_flush(self, task: FlushTask) -> None:
         """The task has run. KAFKA_STORAGE_ERROR when it failed: then nothing more is appended, nothing synced again."""
@@ -336,6 +338,22 @@ class StoredLog:
         if task is not None:
             task.run()
             self.complete_flush(task)
+
+    # -- another place -------------------------------------------------------------------------------------------------
+
+    def rehome(self, directory: str) -> None:
+        """Go on in another directory, which holds a copy of the files: durable as far as `_unsynced` says of these."""
+        assert not self._unsynced.under_way, "a flush is under way: complete it first"
+        old, self.directory = self.directory, directory
+        self._segments.rehome(directory)
+        self._snapshots.rehome(directory)
+        self._unsynced.segments = [(segment, None) for segment, _ in self._unsynced.segments]
+        self._unsynced.paths = [directory + path.removeprefix(old) for path in self._unsynced.paths]
+        self._unsynced.directory = True
+        self.epochs.dirty = True
+        # Files marked deleted were not copied.
+        self._pending_deletions.clear()
+        self._limits.disarm()
 
     # -- faults --------------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ Not served yet: transactional batches.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any
+import asyncio
+from typing import Any, NamedTuple
 
 from moldau.broker.connection import FrameError
 from moldau.broker.dispatch import Context, NoAnswer
 from moldau.broker.partition import Partition
+from moldau.broker.replicas import Replicas
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.batches import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, MAGIC_POSITION, read_header
 from moldau.protocol.compression import Compression
@@ -42,23 +43,31 @@ BATCH_BYTES_MAX = 1 << 30
 PartitionResponse = ProduceResponse.PartitionProduceResponse
 
 
+class _Wait(NamedTuple):
+    """An accepted batch whose answer waits for the disk."""
+
+    flushed: asyncio.Future[None]
+    partitions: list[Partition | None]
+    answers: list[PartitionResponse]
+    place: int
+
+
 async def handle(request: ProduceRequest, context: Context) -> Any:
     node, version, acks = context.node, context.version, request.acks
     now_ms = node.clock.now_ms()
-    waits: list[Awaitable[None]] = []
+    waits: list[_Wait] = []
     failed = False
     topics = []
     for topic in request.topic_data:
+        replicas = node.replicas
         partitions = (
-            node.replicas.by_id(topic.topic_id)
-            if version >= TOPIC_IDS_VERSION_MIN
-            else node.replicas.by_name(topic.name)
+            replicas.by_id(topic.topic_id) if version >= TOPIC_IDS_VERSION_MIN else replicas.by_name(topic.name)
         )
-        answers = []
+        answers: list[PartitionResponse] = []
         for data in topic.partition_data:
             log: PartitionLog | None = None
             try:
-                partition = _partition(partitions, topic, data.index, version)
+                partition = _partition(replicas, partitions, topic, data.index, version)
                 if acks not in (-1, 0, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
                 batch = _single_batch(data.records, version)
@@ -68,13 +77,21 @@ async def handle(request: ProduceRequest, context: Context) -> Any:
                 answers.append(_refused(log, partitions, data.index, refusal))
                 failed = True
                 continue
-            if partition.log.flush_is_due(now_ms) and not result.duplicate:
-                waits.append(partition.wait_flushed(result.last_offset + 1))
+            # A retry promises as much as the first attempt, whose sync may still be under way.
+            if log.flush_is_due(now_ms) or (result.duplicate and partition.flushes):
+                assert partitions is not None
+                flushed = partition.when_flushed(result.last_offset + 1)
+                waits.append(_Wait(flushed, partitions, answers, len(answers)))
             answers.append(_accepted(data.index, result))
         topics.append(ProduceResponse.TopicProduceResponse(topic.name, topic.topic_id, answers))
     node.metrics.produce_requests += 1
     for wait in waits:
-        await wait
+        try:
+            await wait.flushed
+        except KafkaError as refusal:
+            index = wait.answers[wait.place].index
+            wait.answers[wait.place] = _refused(None, wait.partitions, index, refusal)
+            failed = True
     if acks == 0:
         if failed:
             raise FrameError("produce with acks=0 failed: " + _first_error(topics))
@@ -88,7 +105,11 @@ async def handle(request: ProduceRequest, context: Context) -> Any:
 
 
 def _partition(
-    partitions: list[Partition | None] | None, topic: ProduceRequest.TopicProduceData, index: int, version: int
+    replicas: Replicas,
+    partitions: list[Partition | None] | None,
+    topic: ProduceRequest.TopicProduceData,
+    index: int,
+    version: int,
 ) -> Partition:
     if partitions is None:
         # Trap 10: an id that we do not know is another error than a name.
@@ -99,7 +120,7 @@ def _partition(
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     partition = partitions[index]
     if partition is None:
-        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        raise replicas.absence(topic.topic_id if version >= TOPIC_IDS_VERSION_MIN else topic.name, index)
     return partition
 
 

@@ -1,12 +1,14 @@
 """DeleteRecords (key 21), versions 0 to 2: forget everything below an offset.
 
 -1 means the high watermark; beyond it is OFFSET_OUT_OF_RANGE (trap 22). Below the start is no change. The new start is
-checkpointed before the answer, so that it survives SIGKILL. A topic that only compacts refuses (POLICY_VIOLATION).
+checkpointed first and takes effect then, so that it survives a crash; a checkpoint that fails is KAFKA_STORAGE_ERROR.
+A topic that only compacts refuses (POLICY_VIOLATION).
 """
 
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
+from moldau.broker.partition import Partition
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 
@@ -16,6 +18,7 @@ TO_HIGH_WATERMARK = -1
 async def handle(request: DeleteRecordsRequest, context: Context) -> DeleteRecordsResponse:
     replicas = context.node.replicas
     topics = []
+    wishes: list[tuple[DeleteRecordsResponse.DeleteRecordsPartitionResult, Partition, int]] = []
     for topic in request.topics:
         results = []
         for wanted in topic.partitions:
@@ -28,11 +31,22 @@ async def handle(request: DeleteRecordsRequest, context: Context) -> DeleteRecor
                 offset = leader.high_watermark if wanted.offset == TO_HIGH_WATERMARK else wanted.offset
                 if offset < 0 or offset > leader.high_watermark:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-                partition.log.delete_records_before(offset)
-                result.low_watermark = partition.log.start_offset
+                partition.start_wanted = max(partition.start_wanted, offset)
+                wishes.append((result, partition, offset))
             except KafkaError as refusal:
                 result.error_code = refusal.code
             results.append(result)
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(topic.name, results))
-    await replicas.checkpoints.write()
+    try:
+        await replicas.checkpoints.write()
+    except OSError:
+        for result, _, _ in wishes:
+            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        return DeleteRecordsResponse(topics=topics)
+    for result, partition, offset in wishes:
+        try:
+            partition.delete_records_before(offset)
+            result.low_watermark = partition.log.start_offset
+        except KafkaError as refusal:
+            result.error_code = refusal.code
     return DeleteRecordsResponse(topics=topics)

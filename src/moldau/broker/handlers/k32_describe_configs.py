@@ -14,6 +14,7 @@ from moldau.broker.settings import Setting, Settings, Source
 from moldau.cluster import ConfigKind, topic_name_problem
 from moldau.cluster.config_catalogue import (
     ConfigKey,
+    ConfigValueError,
     Kind,
     broker_key,
     broker_keys,
@@ -44,7 +45,7 @@ async def handle(request: DescribeConfigsRequest, context: Context) -> DescribeC
         except KafkaError as refusal:
             result.error_code, result.error_message = refusal.code, refusal.message
         else:
-            wanted = resource.configuration_keys
+            wanted = frozenset(resource.configuration_keys or ())
             result.configs = [entry for entry in entries if not wanted or entry.name in wanted]
             result.error_message = ""
         results.append(result)
@@ -237,7 +238,10 @@ def _shown_layer(key: ConfigKey, layer: Setting) -> str | None:
 
 
 def _shown(key: ConfigKey, value: str | None) -> str | None:
-    """As Kafka prints it: parsed and written again."""
+    """As Kafka prints it: parsed and written again. A value that its key does not take is shown as it is."""
     if value is None or key.kind is Kind.UNKNOWN:
         return value
-    return format_value(key, parse_value(key, value))
+    try:
+        return format_value(key, parse_value(key, value))
+    except ConfigValueError:
+        return value

@@ -1,7 +1,8 @@
 """AlterReplicaLogDirs (key 34), versions 1 and 2: move replicas between this broker's directories.
 
 A directory that the broker does not have is LOG_DIR_NOT_FOUND. The partition is copied and switched over between two
-requests; when the answer leaves, it lives in the new directory.
+requests; when the answer leaves, it lives in the new directory. What fails leaves it in the old one, in service. Moves
+of one partition are made one after the other.
 """
 
 from __future__ import annotations
