@@ -2,7 +2,7 @@
 
     python -m bench [ROW...] [--rounds 3]
 
-Rows: tiny bulk latency start idle partitions recovery. Run it on a machine with nothing else to do.
+Rows: start, load, partitions, recovery. Run it on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import fcntl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Self
 
 from bench import rows
 from bench.report import Row, write_results
@@ -29,21 +30,32 @@ ROWS: dict[str, Callable[[list[Row], int], None]] = {
 }
 
 
+class _Results(list[Row]):
+    """Rows are shown as soon as they are measured: a run takes a quarter of an hour."""
+
+    def __iadd__(self, rows: Iterable[Row]) -> Self:
+        for row in rows:
+            self.append(row)
+        return self
+
+    def append(self, row: Row) -> None:
+        super().append(row)
+        print(row.line(), flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("row", nargs="*", choices=[*ROWS, []], help="which rows; all by default")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each broker per row")
     arguments = parser.parse_args()
     build_load_generators()
-    results: list[Row] = []
+    results = _Results()
     # Timings are taken alone.
     with open(Path(tempfile.gettempdir()) / "moldau-bench.lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in arguments.row or ROWS:
             print(f"-- {name}", flush=True)
             ROWS[name](results, arguments.rounds)
-    for row in results:
-        print(row.line())
     if not arguments.row:
         write_results(HERE / "RESULTS.md", results)
     return 0 if all(row.is_reached for row in results) else 1
