@@ -61,7 +61,7 @@ def frame(body: bytes) -> bytes:
         (frame(b"\x00"), "RequestHeader"),
         (frame(struct.pack(">hhih", 999, 0, 1, -1)), "api key 999 does not exist"),
         (frame(struct.pack(">hhih", 4, 0, 1, -1)), "api key 4 does not exist"),
-        (frame(struct.pack(">hhih", 11, 0, 1, -1)), "JoinGroup is not served"),
+        (frame(struct.pack(">hhih", 17, 0, 1, -1)), "SaslHandshake is not served"),
         (frame(struct.pack(">hhih", 3, 99, 1, -1) + b"\x00"), "Metadata version 99 is not served"),
         (frame(struct.pack(">hhih", 0, 2, 1, -1) + bytes(20)), "Produce version 2 is not served"),
         (frame(struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1)), "Metadata version 1 does not parse"),

@@ -1,7 +1,7 @@
-"""kafkajs: producer and admin.
+"""kafkajs: producer, admin, and members of a group.
 
-Its consumer exists only as a member of a group, which this broker does not serve yet: reading goes through the classes
-underneath it (see `js/peer.js`), and the consumer itself must fail at once and not hang.
+Its consumer exists only as a member of a group; reading a partition as such goes through the classes underneath it (see
+`js/peer.js`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from moldau.broker.api_table import SERVED
 from tests.clients.peers import KafkajsPeer
 from tests.clients.sample import Record
 
 pytestmark = pytest.mark.clients
-LIST_GROUPS = 16
 
 
 def test_administration(kafkajs: KafkajsPeer, bootstrap: str, new_topic: Callable[[], str]) -> None:
@@ -24,8 +22,7 @@ def test_administration(kafkajs: KafkajsPeer, bootstrap: str, new_topic: Callabl
     cluster = seen.pop("cluster")
     assert cluster["brokers"] == [{"nodeId": 1, "host": host, "port": int(port)}] and cluster["controller"] == 1
     assert len(cluster["clusterId"]) == 22
-    groups = seen.pop("groups")
-    assert groups is None if LIST_GROUPS in SERVED else groups == "KafkaJSServerDoesNotSupportApiKey"
+    assert seen.pop("groups") is None, "groups can be listed"
     assert seen == {
         "created": True,
         "created again": False,
@@ -48,10 +45,7 @@ def test_an_idempotent_producer_numbers_its_records(kafkajs: KafkajsPeer, new_to
     assert kafkajs.read(topic, 0, 200)[150] == Record(None, b"v50", (), 50)
 
 
-def test_its_consumer_is_told_at_once_that_there_are_no_groups(
-    kafkajs: KafkajsPeer, new_topic: Callable[[], str]
-) -> None:
+def test_two_consumers_share_a_topic(kafkajs: KafkajsPeer, new_topic: Callable[[], str]) -> None:
     topic = new_topic()
-    kafkajs.write(topic, 0, "none", [Record(None, b"v")])
-    reason = kafkajs.ask({"do": "groupConsumer", "topic": topic})
-    assert reason == "KafkaJSServerDoesNotSupportApiKey"
+    shared = kafkajs.ask({"do": "shareGroup", "topic": topic, "group": topic})
+    assert shared["seen"] >= 40 and shared["assigned"] == [2, 2]

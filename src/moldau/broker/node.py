@@ -13,7 +13,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moldau.broker.connection import Connection
 from moldau.broker.controller import Controller
@@ -32,6 +32,7 @@ from moldau.cluster import (
     METADATA_VERSION,
     METADATA_VERSION_MAX,
     METADATA_VERSION_MIN,
+    OFFSETS_TOPIC,
     SUPPORTED_FEATURES,
     UNFENCE,
     BrokerRegistration,
@@ -56,6 +57,9 @@ from moldau.kernel import Clock, Dice, Disk, KafkaError, uuid_text
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
 from moldau.storage import LogDirectory, LogDirectoryError
+
+if TYPE_CHECKING:
+    from moldau.broker.groups import Groups
 
 # A request in flight when the node is asked to stop gets this long to be answered.
 STOP_GRACE_MS = 10_000
@@ -100,6 +104,7 @@ class Node:
         self.topic_decider = TopicDecider(
             dice, self._topic_defaults, self._choose_directory, self._describe_topic_configs
         )
+        self._groups: Groups | None = None
         self.cluster_id: str = ""
         self._specs: list[ListenerSpec] = []
         self._housekeeper: Any = None
@@ -315,6 +320,8 @@ class Node:
         for listener in self.listeners:
             listener.start()
         self._checkpoint_at_ms = self._expired_at_ms = self.clock.monotonic_ms()
+        if self._has_groups:
+            self.groups.coordinator.follow_metadata()
         self._keep_house()
 
     async def start_http(self) -> None:
@@ -340,9 +347,24 @@ class Node:
             for spec, listener in zip(self._specs, self.listeners, strict=True):
                 listener.config = self._listener_config(spec)
         self.replicas.apply(delta, image)
+        if self._has_groups:
+            self.groups.follow_metadata(delta, image)
         for topic in delta.topics_removed.values():
             if topic.name not in image.topics:
                 self.metrics.forget(topic.name)
+
+    @property
+    def groups(self) -> Groups:
+        """The group coordinator; loaded when it is first needed, which for many a broker is never."""
+        if self._groups is None:
+            from moldau.broker.groups import Groups
+
+            self._groups = Groups(self, self._dice)
+        return self._groups
+
+    @property
+    def _has_groups(self) -> bool:
+        return self._groups is not None or OFFSETS_TOPIC in self.image.topics
 
     async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
         return await self.controller.change(lambda image: self.topic_decider.create(image, request))
@@ -482,6 +504,8 @@ class Node:
             self.http.close()
         for listener in self.listeners:
             listener.stop_accepting()
+        if self._groups is not None:
+            self._groups.stop()
         for partition in self.replicas:
             partition.wake()
         deadline_ms = self.clock.monotonic_ms() + STOP_GRACE_MS

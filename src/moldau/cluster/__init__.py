@@ -53,7 +53,7 @@ from moldau.cluster.snapshot import (
     parse_checkpoint_name,
     write_snapshot,
 )
-from moldau.cluster.topic_names import INTERNAL_TOPICS, topic_name_problem
+from moldau.cluster.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC, topic_name_problem
 from moldau.cluster.topics import TopicDecider, TopicDefaults, decide_delete_topics
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "METADATA_VERSION",
     "METADATA_VERSION_MAX",
     "METADATA_VERSION_MIN",
+    "OFFSETS_TOPIC",
     "RECORDS_PER_DECISION_MAX",
     "SUPPORTED_FEATURES",
     "UNFENCE",

@@ -120,19 +120,43 @@ async function admin({ topic }) {
   return seen
 }
 
-async function groupConsumer({ topic }) {
-  const impatient = new Kafka({ clientId: 'peer', brokers: [bootstrap], logLevel: logLevel.NOTHING, retry: { retries: 0 } })
-  const consumer = impatient.consumer({ groupId: 'nobody' })
-  await consumer.connect()
-  await consumer.subscribe({ topic, fromBeginning: true })
-  const crash = new Promise(resolve => consumer.on(consumer.events.CRASH, ({ payload }) => resolve(payload.error.name)))
-  const started = refusal(() => consumer.run({ eachMessage: async () => {} }))
-  const reason = (await started) || (await crash)
-  await consumer.disconnect()
-  return reason
+// Two members of a group share a topic of four partitions: records seen, and how many partitions each was given.
+async function shareGroup({ topic, group }) {
+  const admin = kafka.admin()
+  await admin.connect()
+  await admin.createTopics({ topics: [{ topic, numPartitions: 4 }] })
+  await admin.disconnect()
+  const records = Array.from({ length: 10 }, (_, i) => ({ key: null, value: `v${i}`, headers: [], timestamp: i }))
+  for (const partition of [0, 1, 2, 3]) await produce({ topic, partition, codec: 'none', idempotent: true, records })
+  const members = []
+  const count = 4 * records.length
+  let seen = 0
+  let done
+  const all = new Promise(resolve => { done = resolve })
+  for (let number = 0; number < 2; number++) {
+    const consumer = kafka.consumer({ groupId: group, sessionTimeout: 10000, heartbeatInterval: 500 })
+    const member = { consumer, assigned: 0 }
+    members.push(member)
+    consumer.on(consumer.events.GROUP_JOIN, ({ payload }) => {
+      member.assigned = (payload.memberAssignment[topic] || []).length
+    })
+    await consumer.connect()
+    await consumer.subscribe({ topic, fromBeginning: true })
+    await consumer.run({
+      eachMessage: async () => {
+        seen += 1
+        if (seen >= count) done()
+      },
+    })
+  }
+  await all
+  while (members.some(member => member.assigned !== 2)) await new Promise(resolve => setTimeout(resolve, 50))
+  const assigned = members.map(member => member.assigned)
+  for (const member of members) await member.consumer.disconnect()
+  return { seen, assigned }
 }
 
-const verbs = { produce, consume, admin, groupConsumer }
+const verbs = { produce, consume, admin, shareGroup }
 
 async function main() {
   for await (const line of readline.createInterface({ input: process.stdin })) {

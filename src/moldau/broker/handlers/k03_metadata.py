@@ -20,8 +20,9 @@ from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode
 from moldau.protocol.messages.create_topics import CreateTopicsRequest
 from moldau.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
-# Bits of the operations on a topic and on the cluster (Read 3, Write 4, Create 5, Delete 6, Alter 7, Describe 8, ...).
+# Bits of the operations on a topic, a group and the cluster (Read 3, Write 4, Create 5, Delete 6, Alter 7, Describe 8).
 TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+GROUP_OPERATIONS = sum(1 << bit for bit in (3, 6, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 NOT_ASKED_FOR = -(2**31)
 BY_ID_VERSION_MIN = 12

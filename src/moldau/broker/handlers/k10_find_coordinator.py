@@ -1,25 +1,34 @@
-"""FindCoordinator (key 10), versions 0 to 6: one node is the coordinator of every group.
+"""FindCoordinator (key 10), versions 0 to 6: which broker looks after a group.
 
-The group APIs themselves are not served yet and not advertised, so a client that subscribes is told by its own library
-that the broker lacks them, and a client that assigns partitions is not disturbed. The key must be there: librdkafka
-reads from its presence whether a broker knows lz4. Transactional ids (key type 1) and share groups (2) are refused.
-Versions: 1 has key types, 4 asks for several keys at once, 6 has share groups.
+The offsets topic is made on first use (trap 25); the coordinator is the leader of the partition that the group's id
+hashes to. 1 has key types, 4 asks for several keys at once, 6 has share groups. Transactional ids (type 1) and share
+groups (2) are refused.
 """
 
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
-from moldau.kernel import ErrorCode
+from moldau.cluster import OFFSETS_TOPIC
+from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 
 GROUP = 0
 BATCHED_VERSION_MIN = 4
 _NOT_SERVED = "Transactions and share groups are not served by this version of Moldau."
+Coordinator = FindCoordinatorResponse.Coordinator
 
 
 async def handle(request: FindCoordinatorRequest, context: Context) -> FindCoordinatorResponse:
     keys = request.coordinator_keys if context.version >= BATCHED_VERSION_MIN else [request.key]
-    found = [_find(key, request.key_type, context) for key in keys]
+    problem: KafkaError | None = None
+    if request.key_type != GROUP:
+        problem = KafkaError(ErrorCode.INVALID_REQUEST, _NOT_SERVED)
+    elif keys:
+        try:
+            await context.node.groups.ensure_topic()
+        except KafkaError as refusal:
+            problem = refusal
+    found = [_find(key, context) if problem is None else _refused(key, problem) for key in keys]
     if context.version >= BATCHED_VERSION_MIN:
         return FindCoordinatorResponse(coordinators=found)
     (only,) = found
@@ -29,13 +38,19 @@ async def handle(request: FindCoordinatorRequest, context: Context) -> FindCoord
     return response
 
 
-def _find(key: str, key_type: int, context: Context) -> FindCoordinatorResponse.Coordinator:
+def _find(key: str, context: Context) -> Coordinator:
     node = context.node
-    endpoint = node.endpoint_for(node.image.brokers[node.node_id], context)
-    if key_type != GROUP or endpoint is None:
-        return FindCoordinatorResponse.Coordinator(
-            key=key, node_id=-1, port=-1, error_code=ErrorCode.INVALID_REQUEST, error_message=_NOT_SERVED
-        )
-    return FindCoordinatorResponse.Coordinator(
-        key=key, node_id=node.node_id, host=endpoint.host, port=endpoint.port, error_message=""
-    )
+    try:
+        index = node.groups.coordinator.index_of(key)
+    except KafkaError:
+        return _refused(key, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+    leader = node.image.topics[OFFSETS_TOPIC].partitions[index].leader
+    broker = node.image.brokers.get(leader)
+    endpoint = None if broker is None else node.endpoint_for(broker, context)
+    if endpoint is None:
+        return _refused(key, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+    return Coordinator(key=key, node_id=leader, host=endpoint.host, port=endpoint.port, error_message="")
+
+
+def _refused(key: str, refusal: KafkaError) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, port=-1, error_code=refusal.code, error_message=refusal.message)

@@ -1,0 +1,277 @@
+"""The shell of coordinators: shards on the partitions of an internal topic that this broker leads.
+
+Follows leadership (load, unload), gives each shard its turns, appends what they log, answers when the high watermark
+covers it, and wakes them when a timer is due. What a coordinator decides is in `moldau.coordination`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from moldau.broker.partition import INT64_MAX, Partition
+from moldau.coordination import Answer, Machine, Moment, Shard, ShardState, partition_of
+from moldau.kernel import ErrorCode, KafkaError, Timer
+from moldau.protocol.batches import (
+    CorruptBatchError,
+    Record,
+    build_batch,
+    iterate_batches,
+    iterate_records,
+)
+from moldau.protocol.wire import ProtocolError
+
+if TYPE_CHECKING:
+    from moldau.broker.node import Node
+
+LOAD_BYTES = 1 << 20
+# A turn is cut before its batch outgrows what a topic takes by default.
+TURN_BYTES_MAX = 512 << 10
+# What the requester is told when the log below refuses, by what the log said.
+_APPEND_ERRORS = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+AnyMachine = TypeVar("AnyMachine", bound=Machine)
+
+
+class _Hosted(Generic[AnyMachine]):
+    """A shard, its partition, and its timer."""
+
+    __slots__ = ("partition", "shard", "task", "timer", "timer_ms")
+
+    def __init__(self, shard: Shard[AnyMachine], partition: Partition) -> None:
+        self.shard = shard
+        self.partition = partition
+        self.task: asyncio.Task[None] | None = None
+        self.timer: Timer | None = None
+        self.timer_ms = 0
+
+
+class Coordinator(Generic[AnyMachine]):
+    def __init__(self, node: Node, topic: str, make_machine: Callable[[], AnyMachine]) -> None:
+        self._node = node
+        self.topic = topic
+        self._make_machine = make_machine
+        self._hosted: dict[int, _Hosted[AnyMachine]] = {}
+        self._turns: list[_Hosted[AnyMachine]] = []
+        self._is_flush_due = False
+        self._is_stopping = False
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def index_of(self, key: str) -> int:
+        """The partition that a key belongs to; KafkaError while the topic does not exist."""
+        topic = self._node.image.topics.get(self.topic)
+        if topic is None:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        return partition_of(key, len(topic.partitions))
+
+    def ask(self, key: str, make_event: Callable[[asyncio.Future[Any]], Any]) -> asyncio.Future[Any]:
+        """Give the key's shard an event; the answer comes when it is committed. KafkaError refuses at once."""
+        return self._submit(self._require(self.index_of(key)), make_event)
+
+    def ask_all(self, make_event: Callable[[asyncio.Future[Any]], Any]) -> list[asyncio.Future[Any]]:
+        """The same of every shard here; KafkaError while one of them is loading."""
+        return [self._submit(self._require(index), make_event) for index in list(self._hosted)]
+
+    def tell_all(self, event: Any) -> None:
+        """News for every shard that is active; what loads now reads the present state when it has."""
+        for hosted in self._hosted.values():
+            if hosted.shard.state is ShardState.ACTIVE:
+                hosted.shard.submit(event, self._now())
+                self._after(hosted)
+
+    def machines(self) -> Iterator[AnyMachine]:
+        """Of the active shards, to look at."""
+        for hosted in self._hosted.values():
+            if hosted.shard.state is ShardState.ACTIVE:
+                yield hosted.shard.machine
+
+    def _require(self, index: int) -> _Hosted[AnyMachine]:
+        hosted = self._hosted.get(index)
+        if hosted is None:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        hosted.shard.require_active()
+        return hosted
+
+    def _submit(
+        self, hosted: _Hosted[AnyMachine], make_event: Callable[[asyncio.Future[Any]], Any]
+    ) -> asyncio.Future[Any]:
+        token: asyncio.Future[Any] = self._node.loop.create_future()
+        hosted.shard.submit(make_event(token), self._now())
+        self._after(hosted)
+        return token
+
+    def _now(self) -> Moment:
+        clock = self._node.clock
+        return Moment(clock.monotonic_ms(), clock.now_ms())
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def _after(self, hosted: _Hosted[AnyMachine]) -> None:
+        """An event was handled: its records leave at the end of this turn of the loop, with all others'."""
+        self._set_timer(hosted)
+        shard = hosted.shard
+        if not shard.has_turn:
+            return
+        if shard.turn_bytes > TURN_BYTES_MAX:
+            self._append(hosted)
+        elif hosted not in self._turns:
+            self._turns.append(hosted)
+            if not self._is_flush_due:
+                self._is_flush_due = True
+                self._node.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        turns, self._turns = self._turns, []
+        for hosted in turns:
+            self._append(hosted)
+
+    def _append(self, hosted: _Hosted[AnyMachine]) -> None:
+        shard, partition = hosted.shard, hosted.partition
+        if shard.state is not ShardState.ACTIVE:
+            return
+        records = shard.take()
+        if records:
+            now_ms = self._node.clock.now_ms()
+            batch = build_batch(
+                [Record(offset, now_ms, record.key, record.value) for offset, record in enumerate(records)]
+            )
+            try:
+                partition.append(bytearray(batch), -1, now_ms)
+            except KafkaError as refusal:
+                self._node.say(f"coordinator_append_failed partition={partition} reason={refusal}")
+                self._restart(hosted, refusal)
+                return
+        shard.appended(partition.log.end_offset)
+        self._give_answers(hosted)
+
+    def _give_answers(self, hosted: _Hosted[AnyMachine]) -> None:
+        deliver(hosted.shard.commit(hosted.partition.high_watermark))
+        if hosted.shard.is_waiting:
+            hosted.partition.add_waiter(lambda: self._give_answers(hosted))
+
+    def _restart(self, hosted: _Hosted[AnyMachine], refusal: KafkaError) -> None:
+        """What the machine holds is more than the log does: begin again from the log."""
+        code = _APPEND_ERRORS.get(refusal.code, refusal.code)
+        self._unload(hosted, KafkaError(code, refusal.message))
+        if hosted.partition.leader is not None and refusal.code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            self._load(hosted.partition)
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, hosted: _Hosted[AnyMachine]) -> None:
+        next_ms = hosted.shard.machine.next_deadline_ms
+        if next_ms is None or hosted.shard.state is not ShardState.ACTIVE:
+            return
+        if hosted.timer is not None:
+            if hosted.timer_ms <= next_ms:
+                return
+            hosted.timer.cancel()
+        hosted.timer_ms = next_ms
+        delay_ms = max(next_ms - self._node.clock.monotonic_ms(), 0)
+        hosted.timer = self._node.clock.call_later(delay_ms, lambda: self._on_time(hosted))
+
+    def _on_time(self, hosted: _Hosted[AnyMachine]) -> None:
+        hosted.timer = None
+        hosted.shard.tick(self._now())
+        self._after(hosted)
+
+    # -- leadership ----------------------------------------------------------------------------------------------------
+
+    def follow_metadata(self) -> None:
+        """After every change of the metadata: run the shards of the partitions that we lead, and no others."""
+        if self._is_stopping:
+            return
+        led = {
+            partition.index: partition
+            for partition in self._node.replicas.by_name(self.topic) or ()
+            if partition is not None and partition.leader is not None
+        }
+        for index, hosted in list(self._hosted.items()):
+            if led.get(index) is not hosted.partition:
+                self._unload(hosted, KafkaError(ErrorCode.NOT_COORDINATOR))
+        for index, partition in led.items():
+            if index not in self._hosted:
+                self._load(partition)
+
+    def _load(self, partition: Partition) -> None:
+        shard = Shard(partition.index, self._make_machine(), self._node.say)
+        hosted = self._hosted[partition.index] = _Hosted(shard, partition)
+        if partition.log.end_offset == partition.log.start_offset:
+            self._activate(hosted)
+        else:
+            hosted.task = self._node.loop.create_task(self._replay(hosted))
+
+    async def _replay(self, hosted: _Hosted[AnyMachine]) -> None:
+        """Piece by piece, so that others are served meanwhile."""
+        partition, machine, clock = hosted.partition, hosted.shard.machine, self._node.clock
+        began_ms, records = clock.monotonic_ms(), 0
+        offset = partition.log.start_offset
+        try:
+            while offset < partition.log.end_offset:
+                piece = partition.log.read(offset, LOAD_BYTES, offset_max=INT64_MAX, at_least_one=True)
+                if piece is None:
+                    break
+                for header, batch in iterate_batches(piece.read()):
+                    if not header.is_control:
+                        for record in iterate_records(batch):
+                            if record.offset >= offset and record.key is not None:
+                                self._replay_record(machine, record)
+                                records += 1
+                    offset = header.last_offset + 1
+                await asyncio.sleep(0)
+                if hosted.shard.state is not ShardState.LOADING:
+                    return
+        except (OSError, CorruptBatchError, KafkaError) as error:
+            self._node.say(f"coordinator_load_failed partition={partition} offset={offset} reason={str(error)!r}")
+            return
+        took_ms = clock.monotonic_ms() - began_ms
+        self._node.say(f"coordinator_loaded partition={partition} records={records} ms={took_ms}")
+        self._activate(hosted)
+
+    def _replay_record(self, machine: AnyMachine, record: Record) -> None:
+        try:
+            machine.replay(record.key or b"", record.value)
+        except ProtocolError as error:
+            # One record that nobody can read must not take a whole partition's groups with it.
+            self._node.say(
+                f"coordinator_record_skipped topic={self.topic} offset={record.offset} reason={str(error)!r}"
+            )
+
+    def _activate(self, hosted: _Hosted[AnyMachine]) -> None:
+        hosted.shard.activate(hosted.partition.log.end_offset, self._now())
+        self._after(hosted)
+
+    def _unload(self, hosted: _Hosted[AnyMachine], error: KafkaError) -> None:
+        self._hosted.pop(hosted.shard.index, None)
+        if hosted.timer is not None:
+            hosted.timer.cancel()
+        if hosted in self._turns:
+            self._turns.remove(hosted)
+        deliver(hosted.shard.fail(error))
+
+    def stop(self) -> None:
+        """Requests that wait are told to look elsewhere; nothing more is logged."""
+        self._flush()
+        self._is_stopping = True
+        for hosted in list(self._hosted.values()):
+            self._unload(hosted, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+
+def deliver(answers: list[Answer]) -> None:
+    for token, response in answers:
+        if token is None or token.done():
+            continue
+        if isinstance(response, KafkaError):
+            token.set_exception(response)
+        else:
+            token.set_result(response)

@@ -1,0 +1,100 @@
+"""The group coordinator of this broker: `__consumer_offsets`, made on first use, and the machines on its partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from moldau.broker.coordinator import Coordinator
+from moldau.broker.dispatch import Context
+from moldau.broker.settings import Settings
+from moldau.cluster import OFFSETS_TOPIC, ConfigKind, MetadataDelta, MetadataImage
+from moldau.cluster.config_catalogue import group_key, parse_value
+from moldau.coordination.groups import Asked, Caller, GroupMachine, TopicsChanged
+from moldau.kernel import Dice, ErrorCode, KafkaError
+from moldau.protocol.messages.create_topics import CreateTopicsRequest
+
+if TYPE_CHECKING:
+    from moldau.broker.node import Node
+
+
+class Groups:
+    def __init__(self, node: Node, dice: Dice) -> None:
+        self._node = node
+        settings = NodeGroupSettings(node.settings, lambda: node.image)
+        self.coordinator: Coordinator[GroupMachine] = Coordinator(
+            node, OFFSETS_TOPIC, lambda: GroupMachine(settings, dice, node.say)
+        )
+
+    def ask(self, group_id: str, request: Any, context: Context) -> asyncio.Future[Any]:
+        """Hand a request to the group's shard; its answer, when it is committed. KafkaError refuses at once."""
+        caller = caller_of(context)
+        return self.coordinator.ask(group_id, lambda token: Asked(request, token, caller))
+
+    def ask_all(self, request: Any, context: Context) -> list[asyncio.Future[Any]]:
+        caller = caller_of(context)
+        return self.coordinator.ask_all(lambda token: Asked(request, token, caller))
+
+    def follow_metadata(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        self.coordinator.follow_metadata()
+        deleted = frozenset(topic.name for topic in delta.topics_removed.values())
+        names = {image.topic_names[topic_id] for topic_id in delta.topics_changed if topic_id in image.topic_names}
+        if deleted or names:
+            self.coordinator.tell_all(TopicsChanged(frozenset(names) | deleted, deleted))
+
+    async def ensure_topic(self) -> None:
+        """Make the offsets topic if it is missing; KafkaError when it cannot be."""
+        if OFFSETS_TOPIC in self._node.image.topics:
+            return
+        settings = self._node.settings
+        # One node is a whole cluster: more replicas than brokers could never be placed.
+        replicas = min(settings.integer("offsets.topic.replication.factor"), len(self._node.image.brokers))
+        topic = CreateTopicsRequest.CreatableTopic(
+            name=OFFSETS_TOPIC,
+            num_partitions=settings.integer("offsets.topic.num.partitions"),
+            replication_factor=replicas,
+            configs=[
+                CreateTopicsRequest.CreatableTopicConfig("cleanup.policy", "compact"),
+                CreateTopicsRequest.CreatableTopicConfig("compression.type", "producer"),
+                CreateTopicsRequest.CreatableTopicConfig(
+                    "segment.bytes", str(settings.integer("offsets.topic.segment.bytes"))
+                ),
+            ],
+        )
+        response = await self._node.create_topics(CreateTopicsRequest(topics=[topic]))
+        code = response.topics[0].error_code
+        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            message = response.topics[0].error_message
+            self._node.say(f"offsets_topic_not_made error={ErrorCode(code).name} reason={message!r}")
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
+
+    def stop(self) -> None:
+        self.coordinator.stop()
+
+
+class NodeGroupSettings:
+    """`GroupSettings` of the broker's configuration and the groups' own in the metadata."""
+
+    def __init__(self, settings: Settings, image: Any) -> None:
+        self._settings = settings
+        self._image = image
+
+    def integer(self, name: str) -> int:
+        return self._settings.integer(name)
+
+    def items(self, name: str) -> list[str]:
+        return list(self._settings.items(name))
+
+    def group_integer(self, group: str, name: str) -> int:
+        text = self._image().config(ConfigKind.GROUP, group).get(name)
+        if text is None:
+            return self._settings.integer(f"group.{name}")
+        key = group_key(name)
+        assert key is not None, name
+        value = parse_value(key, text)
+        assert isinstance(value, int)
+        return value
+
+
+def caller_of(context: Context) -> Caller:
+    return Caller(context.client_id or "", f"/{context.connection.peer.rpartition(':')[0]}", context.version)

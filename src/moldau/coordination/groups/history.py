@@ -1,0 +1,42 @@
+"""Why a group was rebalanced lately, for whoever asks. Not kept over a restart."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+REBALANCES_KEPT = 10
+
+
+class Rebalance(NamedTuple):
+    began_ms: int
+    duration_ms: int
+    # Of the generation, or the group epoch, that it led to.
+    generation: int
+    members: int
+    reason: str
+
+
+class History:
+    __slots__ = ("_began", "completed", "last", "total_ms")
+
+    def __init__(self) -> None:
+        self._began: tuple[int, str] | None = None
+        self.last: deque[Rebalance] = deque(maxlen=REBALANCES_KEPT)
+        self.completed = 0
+        self.total_ms = 0
+
+    def begin(self, wall_ms: int, reason: str) -> None:
+        """A rebalance that begins before the last one ended is part of it: the first reason counts."""
+        if self._began is None:
+            self._began = (wall_ms, reason)
+
+    def end(self, wall_ms: int, generation: int, members: int) -> None:
+        if self._began is None:
+            return
+        began_ms, reason = self._began
+        duration_ms = max(wall_ms - began_ms, 0)
+        self.last.append(Rebalance(began_ms, duration_ms, generation, members, reason))
+        self.completed += 1
+        self.total_ms += duration_ms
+        self._began = None

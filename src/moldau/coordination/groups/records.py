@@ -1,0 +1,78 @@
+"""Records of `__consumer_offsets`, in Kafka's formats: a key and a value, each a version and a message.
+
+A key's version tells the kinds apart. A value's version is the one that Kafka 4.3.1 writes, so that its tools and its
+brokers read what is here.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from moldau.kernel import ZERO_UUID
+from moldau.protocol.message import Message
+from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey, OffsetCommitValue
+from moldau.protocol.wire import ProtocolError
+
+_VERSION = struct.Struct(">h")
+VERSION_BYTES = _VERSION.size
+_OFFSET = struct.Struct(">hq")
+# Plain, and the one that still knows an expiry of its own (OffsetCommit versions 2 to 4).
+OFFSET_VALUE_VERSION, OFFSET_VALUE_WITH_EXPIRY_VERSION = 4, 1
+
+
+def encode_key(key: Message) -> bytes:
+    return _VERSION.pack(key.API_KEY) + key.encode(0)
+
+
+def encode_value(value: Message, version: int) -> bytes:
+    return _VERSION.pack(version) + value.encode(version)
+
+
+def kind_of(key: bytes) -> int:
+    """ProtocolError for a key that is too short to have a kind."""
+    try:
+        kind: int = _VERSION.unpack_from(key)[0]
+    except struct.error:
+        raise ProtocolError("a record's key has no version") from None
+    return kind
+
+
+def version_of(value: bytes) -> int:
+    return kind_of(value)
+
+
+# -- offsets, which are many -------------------------------------------------------------------------------------------
+
+
+def offset_key(group: str, topic: str, partition: int) -> bytes:
+    return encode_key(OffsetCommitKey(group, topic, partition))
+
+
+def read_offset_key(key: bytes) -> tuple[str, str, int]:
+    """(group, topic, partition) without building a message: a load reads a million of these."""
+    try:
+        group_end = 4 + (key[2] << 8 | key[3])
+        topic_end = group_end + 2 + (key[group_end] << 8 | key[group_end + 1])
+        partition: int = int.from_bytes(key[topic_end : topic_end + 4], "big", signed=True)
+        if len(key) != topic_end + 4:
+            raise ProtocolError("an offset's key has another length than its names")
+        return key[4:group_end].decode(), key[group_end + 2 : topic_end].decode(), partition
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"an offset's key does not read: {error}") from None
+
+
+def encode_offset(value: OffsetCommitValue) -> bytes:
+    if value.expire_timestamp < 0:
+        return encode_value(value, OFFSET_VALUE_VERSION)
+    value.leader_epoch, value.topic_id = -1, ZERO_UUID  # which that version has no place for
+    return encode_value(value, OFFSET_VALUE_WITH_EXPIRY_VERSION)
+
+
+def decode_offset(value: bytes) -> OffsetCommitValue:
+    return OffsetCommitValue.decode(value[VERSION_BYTES:], version_of(value))
+
+
+def committed_offset(value: bytes) -> int:
+    """The offset alone: it comes first in every version."""
+    offset: int = _OFFSET.unpack_from(value)[1]
+    return offset

@@ -1,0 +1,205 @@
+"""A state machine on a log: the one runtime of groups, transactions and later coordinators.
+
+A shard is one partition of an internal topic and the machine that its records make. What happens, in order:
+
+    load      records of the log are replayed one by one                                         LOADING -> ACTIVE
+    submit    an event goes to the machine, which changes and says what to log and whom to answer
+    take      the records of one turn of the loop leave as one batch; its answers wait with it
+    appended  the batch has its end offset; its answers wait until the high watermark covers it
+    commit    the high watermark moved: the answers that it covers are given
+    fail      the append failed: everyone who waits gets the error, and the shard is loaded anew from the log
+
+A read is an event without records: it is answered when everything before it is committed, so nobody sees what may yet
+be reverted. Pure: no clock, socket, file or thread. The shell reads and appends, sets timers, and gives the answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from moldau.kernel import ErrorCode, KafkaError
+
+
+class Logged(NamedTuple):
+    """A record of an internal topic; no value deletes what the key names."""
+
+    key: bytes
+    value: bytes | None
+
+
+class Answer(NamedTuple):
+    """A response, or the error that stands for it, to the token that its request came with."""
+
+    token: Any
+    response: Any
+
+
+class Moment(NamedTuple):
+    """Timers run on the first, what is written down carries the second: the wall's clock may jump."""
+
+    monotonic_ms: int
+    wall_ms: int
+
+
+@dataclass(slots=True)
+class Step:
+    """When an event happens and what it leads to."""
+
+    now_ms: int
+    wall_ms: int
+    records: list[Logged] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def log(self, key: bytes, value: bytes | None) -> None:
+        self.records.append(Logged(key, value))
+
+    def answer(self, token: Any, response: Any) -> None:
+        self.answers.append(Answer(token, response))
+
+    def say(self, line: str) -> None:
+        """For the operator's log."""
+        self.lines.append(line)
+
+
+class _Turn:
+    """What the steps of one turn of the loop lead to, together."""
+
+    __slots__ = ("answers", "records", "size")
+
+    def __init__(self) -> None:
+        self.records: list[Logged] = []
+        self.answers: list[Answer] = []
+        self.size = 0
+
+
+class Machine(Protocol):
+    """What a coordinator is.
+
+    Records say everything that must survive: replaying what a machine logged gives an equal machine, but for waiting
+    requests and timers (`tests/coordination` hold every machine to it).
+    """
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """A record of the log, while loading."""
+        ...
+
+    def handle(self, event: Any, step: Step) -> None:
+        """Change, and say in `step` what to log and whom to answer. KafkaError refuses: then nothing changed."""
+        ...
+
+    def on_loaded(self, step: Step) -> None: ...
+
+    def on_time(self, step: Step) -> None:
+        """Timers that are due."""
+        ...
+
+    @property
+    def next_deadline_ms(self) -> int | None: ...
+
+
+class ShardState(Enum):
+    LOADING = "loading"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+AnyMachine = TypeVar("AnyMachine", bound=Machine)
+
+
+class Shard(Generic[AnyMachine]):
+    def __init__(self, index: int, machine: AnyMachine, say: Callable[[str], None]) -> None:
+        self.index = index
+        self.machine = machine
+        self.state = ShardState.LOADING
+        self._say = say
+        self._turn = _Turn()
+        self._in_append: _Turn | None = None
+        # (end offset, answers) of batches that wait for the high watermark.
+        self._uncommitted: deque[tuple[int, list[Answer]]] = deque()
+        self.end_offset = 0
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def activate(self, end_offset: int, now: Moment) -> None:
+        """Everything below `end_offset` was replayed."""
+        assert self.state is ShardState.LOADING
+        self.state = ShardState.ACTIVE
+        self.end_offset = end_offset
+        self._take_in(self.machine.on_loaded, now)
+
+    def require_active(self) -> None:
+        if self.state is ShardState.LOADING:
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        if self.state is ShardState.CLOSED:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def submit(self, event: Any, now: Moment) -> None:
+        self.require_active()
+        self._take_in(lambda step: self.machine.handle(event, step), now)
+
+    def tick(self, now: Moment) -> None:
+        """Let time pass; a shard that is not active has no timers."""
+        if self.state is ShardState.ACTIVE:
+            self._take_in(self.machine.on_time, now)
+
+    def _take_in(self, happen: Callable[[Step], None], now: Moment) -> None:
+        turn = self._turn
+        count = len(turn.records)
+        step = Step(now.monotonic_ms, now.wall_ms, turn.records, turn.answers)
+        happen(step)
+        for key, value in turn.records[count:]:
+            turn.size += len(key) + len(value or b"")
+        for line in step.lines:
+            self._say(line)
+
+    @property
+    def has_turn(self) -> bool:
+        return bool(self._turn.records or self._turn.answers)
+
+    @property
+    def turn_bytes(self) -> int:
+        return self._turn.size
+
+    def take(self) -> list[Logged]:
+        """The records of this turn, to be appended as one batch; then `appended` or `failed`."""
+        assert self._in_append is None, "one append at a time"
+        self._in_append, self._turn = self._turn, _Turn()
+        return self._in_append.records
+
+    def appended(self, end_offset: int) -> None:
+        turn, self._in_append = self._in_append, None
+        assert turn is not None and end_offset >= self.end_offset
+        self.end_offset = end_offset
+        if turn.answers:
+            self._uncommitted.append((end_offset, turn.answers))
+
+    def commit(self, high_watermark: int) -> list[Answer]:
+        """The answers that may be given now, oldest first."""
+        due: list[Answer] = []
+        while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
+            due += self._uncommitted.popleft()[1]
+        return due
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._uncommitted)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def fail(self, error: KafkaError) -> list[Answer]:
+        """The append failed or leadership is lost: all who wait are told, and the log alone says what is true."""
+        waiting = [answer for _, answers in self._uncommitted for answer in answers]
+        for turn in (self._in_append, self._turn):
+            waiting += turn.answers if turn is not None else ()
+        self.state = ShardState.CLOSED
+        self._turn = _Turn()
+        self._uncommitted.clear()
+        self._in_append = None
+        return [Answer(token, error) for token, _ in waiting]
