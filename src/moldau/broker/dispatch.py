@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from moldau.broker.node import Node
 
 PRODUCE, API_VERSIONS = 0, 18
+OWN_SOFTWARE = "moldau"
 _PREFIX_AND_CORRELATION = struct.Struct(">ii")
 
 
@@ -45,6 +46,12 @@ class Context:
     @property
     def listener(self) -> str:
         return self.dispatcher.listener
+
+    @property
+    def is_own_client(self) -> bool:
+        """Whether the client said that it is ours: it understands a little more than Kafka's protocol has."""
+        session = self.connection.session
+        return session is not None and session[0] == OWN_SOFTWARE
 
 
 Handler = Callable[[Any, Context], Coroutine[Any, None, Any]]

@@ -40,6 +40,7 @@ def describe_classic(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGro
         protocol_type=group.protocol_type or "",
         protocol_data=(group.protocol or "") if is_stable else "",
         members=members,
+        unknown_tags=group.history.tagged(),
     )
 
 

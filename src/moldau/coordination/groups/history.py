@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from typing import NamedTuple
 
 REBALANCES_KEPT = 10
+# A tagged field that no version of Kafka has, of a described group: for our own clients, others skip it.
+HISTORY_TAG = 10_001
 
 
 class Rebalance(NamedTuple):
@@ -25,6 +28,12 @@ class History:
         self.last: deque[Rebalance] = deque(maxlen=REBALANCES_KEPT)
         self.completed = 0
         self.total_ms = 0
+
+    def tagged(self) -> tuple[tuple[int, bytes], ...]:
+        """The last rebalances as JSON, oldest first."""
+        if not self.last:
+            return ()
+        return ((HISTORY_TAG, json.dumps([rebalance._asdict() for rebalance in self.last]).encode()),)
 
     def begin(self, wall_ms: int, reason: str) -> None:
         """A rebalance that begins before the last one ended is part of it: the first reason counts."""
