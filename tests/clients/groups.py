@@ -20,23 +20,24 @@ from tests.clients.needs import require_java
 from tests.oracle import LIBS, java, java_command
 
 SECONDS_MAX = 60.0
-SOURCE = Path(__file__).parent / "java" / "GroupMember.java"
+SOURCES = [str(Path(__file__).parent / "java" / name) for name in ("GroupMember.java", "WordCount.java")]
 
 
 @cache
 def java_classes() -> str:
-    """GroupMember.java compiled, once for all members of a run."""
+    """Our Java programs compiled, once for a run."""
     require_java()
     classes = tempfile.mkdtemp(prefix="moldau-java-")
     atexit.register(shutil.rmtree, classes, ignore_errors=True)
     compiler = str(Path(java() or "").resolve().with_name("javac"))
-    subprocess.run([compiler, "-cp", f"{LIBS}/*", "-d", classes, str(SOURCE)], check=True)
+    subprocess.run([compiler, "-cp", f"{LIBS}/*", "-d", classes, *SOURCES], check=True)
     return classes
 
 
-def java_member_command(*arguments: str) -> list[str]:
+def java_program(name: str, *arguments: str) -> list[str]:
+    """The command that runs one of them."""
     classes = java_classes()
-    command = java_command("GroupMember", *arguments)
+    command = java_command(name, *arguments)
     place = command.index("-cp") + 1
     command[place] += f":{classes}"
     return command
@@ -61,7 +62,7 @@ class GroupMember:
         """`__` in a setting's name stands for a dot."""
         given = json.dumps({name.replace("__", "."): value for name, value in settings.items()})
         if library == "java":
-            return cls(java_member_command(bootstrap, group, topic, given))
+            return cls(java_program("GroupMember", bootstrap, group, topic, given))
         return cls([sys.executable, "-m", "tests.clients.group_member", library, bootstrap, group, topic, given])
 
     def _read(self) -> None:
