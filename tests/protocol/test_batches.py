@@ -28,6 +28,7 @@ from moldau.protocol.batches import (
     SEQUENCE_MAX,
     control_key,
     control_kind,
+    keys_and_values,
     read_varint,
     set_log_append_time,
     set_offset_and_epoch,
@@ -68,6 +69,25 @@ def test_another_library_reads_what_we_build(records: list[Record], codec: Compr
         (record.offset, record.timestamp, record.key, record.value, [tuple(pair) for pair in record.headers])
         for record in records
     ]
+
+
+@given(records=record_lists, codec=st.sampled_from(list(Compression)))
+def test_the_short_way_reads_the_same(records: list[Record], codec: Compression) -> None:
+    batch = build_batch(records, compression=codec)
+    assert list(keys_and_values(batch)) == [(record.key, record.value) for record in records]
+
+
+def test_the_short_way_is_not_led_astray_by_damage() -> None:
+    batch = build_batch([Record(0, TIME, b"k" * 70, b"v" * 200), Record(1, TIME, None, b"w")])
+    for place in range(HEADER_BYTES, len(batch)):
+        for value in (0x00, 0x7F, 0x80, 0xFF):
+            damaged = bytearray(batch)
+            damaged[place] = value
+            try:
+                found = list(keys_and_values(damaged))
+            except CorruptBatchError:
+                continue
+            assert all(len(key or b"") + len(value or b"") <= len(batch) for key, value in found)
 
 
 def test_offset_and_epoch_are_outside_the_checksum() -> None:
