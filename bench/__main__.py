@@ -2,7 +2,7 @@
 
     python -m bench [ROW...] [--rounds 3]
 
-Rows: start, load, partitions, recovery. Run it on a machine with nothing else to do.
+Rows: start, load, partitions, recovery, groups. Run it on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
-from bench import rows
+from bench import group_rows, rows
 from bench.report import Row, write_results
 
 HERE = Path(__file__).parent
@@ -27,6 +27,7 @@ ROWS: dict[str, Callable[[list[Row], int], None]] = {
     "load": rows.load,
     "partitions": rows.partitions,
     "recovery": rows.recovery,
+    "groups": group_rows.groups,
 }
 
 

@@ -3,6 +3,7 @@
  *   rdload produce BROKER TOPIC RECORDS RECORD_BYTES      batches of 1 MB
  *   rdload consume BROKER TOPIC RECORDS                   from the beginning of partition 0
  *   rdload latency BROKER TOPIC RECORDS RECORD_BYTES RATE produce to consume, one record at a time
+ *   rdload commit  BROKER TOPIC CONSUMERS SECONDS         each consumer commits one offset after the other
  *
  * Prints one line of JSON.
  */
@@ -201,10 +202,77 @@ static int latency(char **argv) {
     _exit(seen < wanted);
 }
 
+/* -- commits ---------------------------------------------------------------------------------------------------- */
+
+struct committer {
+    pthread_t thread;
+    rd_kafka_t *client;
+    const char *topic;
+    double until;
+    long commits, failures;
+    double *took;
+};
+
+enum { COMMITS_MAX = 1000000 };
+
+static rd_kafka_resp_err_t commit_one(struct committer *me, int64_t offset) {
+    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(1);
+    rd_kafka_topic_partition_list_add(list, me->topic, 0)->offset = offset;
+    rd_kafka_resp_err_t error = rd_kafka_commit(me->client, list, 0);
+    rd_kafka_topic_partition_list_destroy(list);
+    return error;
+}
+
+static void *commit_all(void *opaque) {
+    struct committer *me = opaque;
+    while (now() < me->until && me->commits < COMMITS_MAX) {
+        double begun = now();
+        if (commit_one(me, me->commits)) me->failures++;
+        me->took[me->commits++] = now() - begun;
+    }
+    return 0;
+}
+
+static int commit(char **argv) {
+    int consumers = atoi(argv[4]);
+    double seconds = atof(argv[5]);
+    struct committer *all = calloc((size_t)consumers, sizeof *all);
+    for (int i = 0; i < consumers; i++) {
+        char group[64];
+        snprintf(group, sizeof group, "committer-%d", i);
+        rd_kafka_conf_t *conf = rd_kafka_conf_new();
+        set(conf, "group.id", group);
+        set(conf, "enable.auto.commit", "false");
+        all[i].client = make(RD_KAFKA_CONSUMER, conf, argv[2]);
+        all[i].topic = argv[3];
+        all[i].took = malloc(sizeof(double) * COMMITS_MAX);
+        double patience = now() + SECONDS_MAX;
+        while (commit_one(&all[i], 0) && now() < patience) usleep(10000);
+    }
+    double begun = now();
+    for (int i = 0; i < consumers; i++) {
+        all[i].until = begun + seconds;
+        pthread_create(&all[i].thread, 0, commit_all, &all[i]);
+    }
+    long commits = 0, failures = 0;
+    for (int i = 0; i < consumers; i++) {
+        pthread_join(all[i].thread, 0);
+        commits += all[i].commits;
+        failures += all[i].failures;
+    }
+    double took = now() - begun;
+    qsort(all[0].took, (size_t)all[0].commits, sizeof(double), by_value);
+    printf("{\"commits_per_second\":%.0f,\"failed\":%ld,\"p50_us\":%.0f}\n", (double)commits / took, failures,
+           all[0].took[all[0].commits / 2] * 1e6);
+    fflush(stdout);
+    _exit(failures != 0);
+}
+
 int main(int argc, char **argv) {
     if (argc >= 6 && !strcmp(argv[1], "produce")) return produce(argv);
     if (argc >= 5 && !strcmp(argv[1], "consume")) return consume(argv);
     if (argc >= 7 && !strcmp(argv[1], "latency")) return latency(argv);
-    fprintf(stderr, "usage: rdload produce|consume|latency BROKER TOPIC ...\n");
+    if (argc >= 6 && !strcmp(argv[1], "commit")) return commit(argv);
+    fprintf(stderr, "usage: rdload produce|consume|latency|commit BROKER TOPIC ...\n");
     return 2;
 }

@@ -97,6 +97,11 @@ class _Collector:
         yield from self._cluster(GaugeMetricFamily)
         yield from self._traffic(CounterMetricFamily)
         yield from self._server(GaugeMetricFamily, CounterMetricFamily)
+        groups = self._node.groups_in_use
+        if groups is not None:
+            from moldau.broker.group_metrics import group_families
+
+            yield from group_families(self._node, groups, GaugeMetricFamily, CounterMetricFamily)
 
     def _cluster(self, gauge: Any) -> Iterator[Any]:
         node, image = self._node, self._node.image

@@ -363,6 +363,10 @@ class Node:
         return self._groups
 
     @property
+    def groups_in_use(self) -> Groups | None:
+        return self._groups
+
+    @property
     def _has_groups(self) -> bool:
         return self._groups is not None or OFFSETS_TOPIC in self.image.topics
 
