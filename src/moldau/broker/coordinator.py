@@ -7,7 +7,7 @@ covers it, and wakes them when a timer is due. What a coordinator decides is in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moldau.broker.partition import INT64_MAX, Partition
@@ -39,6 +39,40 @@ _APPEND_ERRORS = {
 }
 
 AnyMachine = TypeVar("AnyMachine", bound=Machine)
+
+
+class Reply:
+    """An answer to come. Unlike an asyncio future it lets its one waiter, a handler, go on at once: no turn is lost."""
+
+    __slots__ = ("_asyncio_future_blocking", "_error", "_is_done", "_response", "_resume")
+
+    def __init__(self) -> None:
+        self._asyncio_future_blocking = False
+        self._is_done = False
+        self._response: Any = None
+        self._error: KafkaError | None = None
+        self._resume: Callable[[Reply], None] | None = None
+
+    def __await__(self) -> Generator[Reply, None, Any]:
+        if not self._is_done:
+            self._asyncio_future_blocking = True
+            yield self
+        if self._error is not None:
+            raise self._error
+        return self._response
+
+    def add_done_callback(self, resume: Callable[[Reply], None]) -> None:
+        self._resume = resume
+
+    def give(self, response: Any) -> None:
+        """A response, or the KafkaError that stands for it."""
+        self._is_done = True
+        if isinstance(response, KafkaError):
+            self._error = response
+        else:
+            self._response = response
+        if self._resume is not None:
+            self._resume(self)
 
 
 class _Hosted(Generic[AnyMachine]):
@@ -73,11 +107,11 @@ class Coordinator(Generic[AnyMachine]):
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         return partition_of(key, len(topic.partitions))
 
-    def ask(self, key: str, make_event: Callable[[asyncio.Future[Any]], Any]) -> asyncio.Future[Any]:
+    def ask(self, key: str, make_event: Callable[[Reply], Any]) -> Reply:
         """Give the key's shard an event; the answer comes when it is committed. KafkaError refuses at once."""
         return self._submit(self._require(self.index_of(key)), make_event)
 
-    def ask_all(self, make_event: Callable[[asyncio.Future[Any]], Any]) -> list[asyncio.Future[Any]]:
+    def ask_all(self, make_event: Callable[[Reply], Any]) -> list[Reply]:
         """The same of every shard here; KafkaError while one of them is loading."""
         return [self._submit(self._require(index), make_event) for index in list(self._hosted)]
 
@@ -101,10 +135,8 @@ class Coordinator(Generic[AnyMachine]):
         hosted.shard.require_active()
         return hosted
 
-    def _submit(
-        self, hosted: _Hosted[AnyMachine], make_event: Callable[[asyncio.Future[Any]], Any]
-    ) -> asyncio.Future[Any]:
-        token: asyncio.Future[Any] = self._node.loop.create_future()
+    def _submit(self, hosted: _Hosted[AnyMachine], make_event: Callable[[Reply], Any]) -> Reply:
+        token = Reply()
         hosted.shard.submit(make_event(token), self._now())
         self._after(hosted)
         return token
@@ -267,9 +299,4 @@ class Coordinator(Generic[AnyMachine]):
 
 def deliver(answers: list[Answer]) -> None:
     for token, response in answers:
-        if token is None or token.done():
-            continue
-        if isinstance(response, KafkaError):
-            token.set_exception(response)
-        else:
-            token.set_result(response)
+        token.give(response)

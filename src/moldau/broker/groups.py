@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-from moldau.broker.coordinator import Coordinator
+from moldau.broker.coordinator import Coordinator, Reply
 from moldau.broker.dispatch import Context
 from moldau.broker.settings import Settings
 from moldau.cluster import OFFSETS_TOPIC, ConfigKind, MetadataDelta, MetadataImage
@@ -26,12 +25,12 @@ class Groups:
             node, OFFSETS_TOPIC, lambda: GroupMachine(settings, dice, node.say)
         )
 
-    def ask(self, group_id: str, request: Any, context: Context) -> asyncio.Future[Any]:
+    def ask(self, group_id: str, request: Any, context: Context) -> Reply:
         """Hand a request to the group's shard; its answer, when it is committed. KafkaError refuses at once."""
         caller = caller_of(context)
         return self.coordinator.ask(group_id, lambda token: Asked(request, token, caller))
 
-    def ask_all(self, request: Any, context: Context) -> list[asyncio.Future[Any]]:
+    def ask_all(self, request: Any, context: Context) -> list[Reply]:
         caller = caller_of(context)
         return self.coordinator.ask_all(lambda token: Asked(request, token, caller))
 

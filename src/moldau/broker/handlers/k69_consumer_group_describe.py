@@ -1,0 +1,31 @@
+"""ConsumerGroupDescribe (key 69), versions 0 and 1: members, assignments and targets of consumer groups (KIP-848).
+
+A group that nobody knows, or a classic one, is GROUP_ID_NOT_FOUND. 1 says which protocol a member speaks.
+"""
+
+from __future__ import annotations
+
+from moldau.broker.dispatch import Context
+from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+
+
+async def handle(request: ConsumerGroupDescribeRequest, context: Context) -> ConsumerGroupDescribeResponse:
+    described = []
+    for group_id in request.group_ids:
+        try:
+            if not group_id:
+                raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+            asked = ConsumerGroupDescribeRequest(group_ids=[group_id])
+            answer: ConsumerGroupDescribeResponse = await context.node.groups.ask(group_id, asked, context)
+            described += answer.groups
+        except KafkaError as refusal:
+            described.append(
+                ConsumerGroupDescribeResponse.DescribedGroup(
+                    error_code=refusal.code, error_message=refusal.message, group_id=group_id
+                )
+            )
+    return ConsumerGroupDescribeResponse(groups=described)
