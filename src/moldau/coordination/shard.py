@@ -16,7 +16,7 @@ be reverted. Pure: no clock, socket, file or thread. The shell reads and appends
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -100,6 +100,10 @@ class Machine(Protocol):
 
     @property
     def next_deadline_ms(self) -> int | None: ...
+
+    def waiting(self) -> Iterable[Any]:
+        """Tokens of requests that the machine holds back, to be told when it ends."""
+        ...
 
 
 class ShardState(Enum):
@@ -195,11 +199,12 @@ class Shard(Generic[AnyMachine]):
 
     def fail(self, error: KafkaError) -> list[Answer]:
         """The append failed or leadership is lost: all who wait are told, and the log alone says what is true."""
-        waiting = [answer for _, answers in self._uncommitted for answer in answers]
+        waiting = [answer.token for _, answers in self._uncommitted for answer in answers]
         for turn in (self._in_append, self._turn):
-            waiting += turn.answers if turn is not None else ()
+            waiting += [answer.token for answer in turn.answers] if turn is not None else []
+        waiting += self.machine.waiting()
         self.state = ShardState.CLOSED
         self._turn = _Turn()
         self._uncommitted.clear()
         self._in_append = None
-        return [Answer(token, error) for token, _ in waiting]
+        return [Answer(token, error) for token in waiting]

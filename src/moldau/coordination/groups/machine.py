@@ -6,7 +6,7 @@ offsets live side by side: an offset may belong to a group that has no members a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from moldau.coordination.deadlines import Deadlines
@@ -107,6 +107,11 @@ class GroupMachine:
     @property
     def next_deadline_ms(self) -> int | None:
         return self._deadlines.next_ms
+
+    def waiting(self) -> Iterator[Any]:
+        for group in self.groups.values():
+            for member in group.members.values():
+                yield from (token for token in (member.join_token, member.sync_token) if token is not None)
 
     # -- membership ----------------------------------------------------------------------------------------------------
 
