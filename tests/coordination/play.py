@@ -16,6 +16,7 @@ from moldau.protocol.messages.join_group import JoinGroupRequest, JoinGroupRespo
 from moldau.protocol.messages.leave_group import LeaveGroupRequest
 from moldau.protocol.messages.sync_group import SyncGroupRequest
 from moldau.testing.dice import SeededDice
+from tests.coordination.topics import Topics
 
 WALL_MS = 1_700_000_000_000
 SESSION_MS, REBALANCE_MS = 10_000, 30_000
@@ -40,15 +41,19 @@ class PlainSettings:
     def items(self, name: str) -> list[str]:
         raise KeyError(name)
 
+    def text(self, name: str) -> str:
+        raise KeyError(name)
+
     def group_integer(self, group: str, name: str) -> int:
         return self.values[f"group.{name}"]
 
 
 class Play:
-    def __init__(self, seed: int = 0, **settings: int) -> None:
+    def __init__(self, seed: int = 0, topics: Topics | None = None, **settings: int) -> None:
         values = {**SETTINGS, **{name.replace("__", "."): value for name, value in settings.items()}}
         self.settings = PlainSettings(values)
         self.seed = seed
+        self.topics = topics or Topics()
         self.now_ms = 0
         self.log: list[Logged] = []
         self.lines: list[str] = []
@@ -64,7 +69,8 @@ class Play:
     def _new_shard(self) -> Shard[GroupMachine]:
         # Another seed for each life: ids are never given out twice.
         self._lives += 1
-        machine = GroupMachine(self.settings, SeededDice(self.seed * 1000 + self._lives), self.lines.append)
+        dice = SeededDice(self.seed * 1000 + self._lives)
+        machine = GroupMachine(self.settings, dice, self.topics, self.lines.append)
         return Shard(0, machine, self.lines.append)
 
     @property

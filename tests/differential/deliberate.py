@@ -22,8 +22,8 @@ USABLE_AT_ONCE = Deliberate(
 )
 FEATURES = Deliberate(
     ("supported_features", "finalized_features", "finalized_features_epoch"),
-    "only levels whose promises are kept are advertised: group.version and transaction.version are 0 for now, share"
-    " and streams groups and eligible leader replicas are not served",
+    "only levels whose promises are kept are advertised: transaction.version is 0 for now, share and streams groups and"
+    " eligible leader replicas are not served",
 )
 SERVED_KEYS = Deliberate(("api_keys",), "keys that are refused (see broker/api_table.py) are not advertised")
 REFUSES_NOTHING = Deliberate(
@@ -75,6 +75,12 @@ WHOLE_BATCHES = Deliberate(
     "a fetch ends with a whole batch; Kafka cuts at the limit, and clients drop the rest",
 )
 
+HEARTBEATS = Deliberate(
+    ("heartbeat_interval_ms",),
+    "members of consumer groups (KIP-848) are told to ask every second, and every 200 ms while partitions change hands,"
+    " so that no step of a rebalance waits for a heartbeat's turn; Kafka says five seconds always",
+)
+
 # Never asked here, because the one Kafka is shared: what makes its controller fail over or leaves it without an answer.
 # tests/cluster holds what Moldau does.
 NOT_ASKED = (
@@ -88,6 +94,13 @@ NOT_ASKED = (
 # Topic configs whose default differs because the two brokers are set up differently: the test kit deletes segments at
 # once (log.segment.delete.delay.ms), and Kafka with eligible leader replicas pins min.insync.replicas for the cluster.
 SET_ELSEWHERE = ("file.delete.delay.ms", "min.insync.replicas")
+# Our own default: members of consumer groups (KIP-848) are told to ask every second, not every five, because every
+# rebalance takes as long as the slowest of them is silent.
+OTHER_DEFAULTS = (
+    "consumer.heartbeat.interval.ms",
+    "group.consumer.heartbeat.interval.ms",
+    "group.consumer.min.heartbeat.interval.ms",
+)
 
 
 def without_configs_set_elsewhere(field: str) -> Callable[[Any], Any]:
@@ -97,7 +110,9 @@ def without_configs_set_elsewhere(field: str) -> Callable[[Any], Any]:
         for entry in tree[field]:
             if entry["configs"]:
                 entry["configs"] = [
-                    each for each in entry["configs"] if each["name"] not in SET_ELSEWHERE or each["config_source"] == 1
+                    each
+                    for each in entry["configs"]
+                    if each["name"] not in (*SET_ELSEWHERE, *OTHER_DEFAULTS) or each["config_source"] == 1
                 ]
         return tree
 

@@ -11,7 +11,7 @@ from moldau.protocol.messages.alter_configs import AlterConfigsRequest
 from moldau.protocol.messages.describe_configs import DescribeConfigsRequest
 from moldau.protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from moldau.protocol.messages.list_config_resources import ListConfigResourcesRequest
-from tests.differential.deliberate import UNKNOWN_KIND, without_configs_set_elsewhere
+from tests.differential.deliberate import OTHER_DEFAULTS, UNKNOWN_KIND, without_configs_set_elsewhere
 from tests.differential.pair import Pair, versions_of
 from tests.differential.plain import only
 
@@ -115,7 +115,7 @@ def _broker_entries(tree: Any) -> Any:
         result["configs"] = [
             each
             for each in result["configs"] or ()
-            if each["name"] not in BROKER_SET_UP and not each["name"].startswith("moldau.")
+            if each["name"] not in (*BROKER_SET_UP, *OTHER_DEFAULTS) and not each["name"].startswith("moldau.")
         ]
     return tree
 

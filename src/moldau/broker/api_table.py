@@ -26,7 +26,6 @@ class Refused:
 
 
 _GONE = "removed from Kafka with ZooKeeper"
-_GROUPS = "comes with consumer groups"
 _TRANSACTIONS = "comes with transactions"
 _SECURITY = "comes with authentication and authorization"
 _QUOTAS = "comes with quotas"
@@ -69,6 +68,8 @@ _HANDLERS = {
     57: "k57_update_features",
     60: "k60_describe_cluster",
     61: "k61_describe_producers",
+    68: "k68_consumer_group_heartbeat",
+    69: "k69_consumer_group_describe",
     74: "k74_list_config_resources",
     75: "k75_describe_topic_partitions",
 }
@@ -84,7 +85,6 @@ _REASONS = (
     ((50, 51), _SECURITY),
     ((52, 53, 54, 56, 58, 59, 62, 63, 64, 67, 70, 73, 80, 81, 82), _CLUSTER),
     ((65, 66), _TRANSACTIONS),
-    ((68, 69), _GROUPS),
     ((71, 72), _TELEMETRY),
     ((*range(76, 80), *range(83, 88), *range(90, 93)), _SHARE),
     ((88, 89), _STREAMS),

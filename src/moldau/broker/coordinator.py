@@ -20,6 +20,7 @@ from moldau.protocol.batches import (
     iterate_batches,
     keys_and_values,
 )
+from moldau.protocol.compression import Compression
 from moldau.protocol.wire import ProtocolError
 
 if TYPE_CHECKING:
@@ -89,8 +90,15 @@ class _Hosted(Generic[AnyMachine]):
 
 
 class Coordinator(Generic[AnyMachine]):
-    def __init__(self, node: Node, topic: str, make_machine: Callable[[], AnyMachine]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        topic: str,
+        make_machine: Callable[[], AnyMachine],
+        compression: Callable[[], Compression] = lambda: Compression.NONE,
+    ) -> None:
         self._node = node
+        self._compression = compression
         self.topic = topic
         self._make_machine = make_machine
         self._hosted: dict[int, _Hosted[AnyMachine]] = {}
@@ -175,7 +183,8 @@ class Coordinator(Generic[AnyMachine]):
         if records:
             now_ms = self._node.clock.now_ms()
             batch = build_batch(
-                [Record(offset, now_ms, record.key, record.value) for offset, record in enumerate(records)]
+                [Record(offset, now_ms, record.key, record.value) for offset, record in enumerate(records)],
+                compression=self._compression(),
             )
             try:
                 partition.append(bytearray(batch), -1, now_ms)

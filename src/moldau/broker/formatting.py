@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from moldau.cluster import (
     BOOTSTRAP_CHECKPOINT,
     CHECKPOINT_SUFFIX,
+    GROUP_VERSION,
     METADATA_DIRECTORY,
     METADATA_VERSION,
     METADATA_VERSION_MAX,
@@ -33,9 +34,15 @@ def random_uuid(dice: Dice) -> bytes:
             return raw
 
 
+GROUP_VERSION_SINCE = 22  # metadata.version 4.0-IV0
+
+
 def bootstrap_records(metadata_version: int) -> list[FeatureLevelRecord]:
-    """The feature levels of a new cluster."""
-    return [FeatureLevelRecord(name=METADATA_VERSION, feature_level=metadata_version)]
+    """The feature levels of a new cluster. As in Kafka, groups of the next generation come with 4.0."""
+    records = [FeatureLevelRecord(name=METADATA_VERSION, feature_level=metadata_version)]
+    if metadata_version >= GROUP_VERSION_SINCE:
+        records.append(FeatureLevelRecord(name=GROUP_VERSION, feature_level=1))
+    return records
 
 
 def single_voter(node_id: int, directory_id: bytes, endpoint: tuple[str, str, int]) -> VoterSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from moldau.broker.coordinator import Coordinator, Reply
@@ -11,6 +12,7 @@ from moldau.cluster import OFFSETS_TOPIC, ConfigKind, MetadataDelta, MetadataIma
 from moldau.cluster.config_catalogue import group_key, parse_value
 from moldau.coordination.groups import Asked, Caller, GroupMachine, TopicsChanged
 from moldau.kernel import Dice, ErrorCode, KafkaError
+from moldau.protocol.compression import Compression
 from moldau.protocol.messages.create_topics import CreateTopicsRequest
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ class Groups:
         self._node = node
         settings = NodeGroupSettings(node.settings, lambda: node.image)
         self.coordinator: Coordinator[GroupMachine] = Coordinator(
-            node, OFFSETS_TOPIC, lambda: GroupMachine(settings, dice, node.say)
+            node,
+            OFFSETS_TOPIC,
+            lambda: GroupMachine(settings, dice, ImageTopics(lambda: node.image), node.say),
+            lambda: Compression(node.settings.integer("offsets.topic.compression.codec")),
         )
 
     def ask(self, group_id: str, request: Any, context: Context) -> Reply:
@@ -84,6 +89,9 @@ class NodeGroupSettings:
     def items(self, name: str) -> list[str]:
         return list(self._settings.items(name))
 
+    def text(self, name: str) -> str:
+        return self._settings.text(name)
+
     def group_integer(self, group: str, name: str) -> int:
         text = self._image().config(ConfigKind.GROUP, group).get(name)
         if text is None:
@@ -93,6 +101,32 @@ class NodeGroupSettings:
         value = parse_value(key, text)
         assert isinstance(value, int)
         return value
+
+
+class ImageTopics:
+    """`TopicView` of the newest metadata."""
+
+    def __init__(self, image: Callable[[], MetadataImage]) -> None:
+        self._image = image
+
+    def names(self) -> Iterable[str]:
+        return self._image().topics
+
+    def partition_count(self, name: str) -> int | None:
+        topic = self._image().topics.get(name)
+        return None if topic is None else len(topic.partitions)
+
+    def topic_id(self, name: str) -> bytes | None:
+        topic = self._image().topics.get(name)
+        return None if topic is None else topic.id
+
+    def name_of(self, topic_id: bytes) -> str | None:
+        return self._image().topic_names.get(topic_id)
+
+    def racks(self, name: str, partition: int) -> frozenset[str]:
+        image = self._image()
+        brokers = (image.brokers.get(replica) for replica in image.topics[name].partitions[partition].replicas)
+        return frozenset(broker.rack for broker in brokers if broker is not None and broker.rack)
 
 
 def caller_of(context: Context) -> Caller:

@@ -18,6 +18,7 @@ from moldau.cluster.configs import decide_alter_configs, decide_incremental_alte
 from moldau.cluster.decision import BYTES_PER_DECISION_MAX, RECORDS_PER_DECISION_MAX, Decision
 from moldau.cluster.delta import MetadataDelta
 from moldau.cluster.features import (
+    GROUP_VERSION,
     METADATA_VERSION,
     METADATA_VERSION_MAX,
     METADATA_VERSION_MIN,
@@ -61,6 +62,7 @@ __all__ = [
     "BYTES_PER_DECISION_MAX",
     "CHECKPOINT_SUFFIX",
     "FENCE",
+    "GROUP_VERSION",
     "INTERNAL_TOPICS",
     "METADATA_DIRECTORY",
     "METADATA_VERSION",

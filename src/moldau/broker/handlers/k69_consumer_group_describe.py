@@ -1,11 +1,13 @@
 """ConsumerGroupDescribe (key 69), versions 0 and 1: members, assignments and targets of consumer groups (KIP-848).
 
-A group that nobody knows, or a classic one, is GROUP_ID_NOT_FOUND. 1 says which protocol a member speaks.
+A group that nobody knows, or a classic one, is GROUP_ID_NOT_FOUND. 1 says which protocol a member speaks. Our own
+clients are told the last rebalances too, in a tagged field (`coordination/groups/history.py`).
 """
 
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
+from moldau.broker.handlers.k03_metadata import GROUP_OPERATIONS
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -21,6 +23,11 @@ async def handle(request: ConsumerGroupDescribeRequest, context: Context) -> Con
                 raise KafkaError(ErrorCode.INVALID_GROUP_ID)
             asked = ConsumerGroupDescribeRequest(group_ids=[group_id])
             answer: ConsumerGroupDescribeResponse = await context.node.groups.ask(group_id, asked, context)
+            for group in answer.groups:
+                if not context.is_own_client:
+                    group.unknown_tags = ()
+                if request.include_authorized_operations:
+                    group.authorized_operations = GROUP_OPERATIONS
             described += answer.groups
         except KafkaError as refusal:
             described.append(

@@ -175,7 +175,7 @@ class ClassicProtocol:
         elif group.state is ClassicState.STABLE:
             self._rebalance_or_go_on(group, f"{_who(member)} came back with other protocols", step)
         elif group.state is ClassicState.COMPLETING:
-            self._prepare(group, f"{_who(member)} came back during a rebalance", step)
+            self.rebalance(group, f"{_who(member)} came back during a rebalance", step)
         else:
             self._complete_if_all_joined(group, step)
 
@@ -185,9 +185,9 @@ class ClassicProtocol:
         if group.state is ClassicState.PREPARING:
             self._complete_if_all_joined(group, step)
         else:
-            self._prepare(group, why, step)
+            self.rebalance(group, why, step)
 
-    def _prepare(self, group: ClassicGroup, why: str, step: Step) -> None:
+    def rebalance(self, group: ClassicGroup, why: str, step: Step) -> None:
         if group.state is ClassicState.COMPLETING:
             for member in group.members.values():
                 member.assignment = b""
@@ -302,7 +302,7 @@ class ClassicProtocol:
         late = sorted(group.pending_sync)
         for member_id in late:
             self._drop(group, group.members[member_id], step)
-        self._prepare(group, f"{', '.join(late)} did not fetch the assignment in time", step)
+        self.rebalance(group, f"{', '.join(late)} did not fetch the assignment in time", step)
 
     def _say_done(self, group: ClassicGroup, step: Step) -> None:
         group.history.end(step.wall_ms, group.generation, len(group.members))
@@ -366,7 +366,7 @@ class ClassicProtocol:
 
     def _after_departure(self, group: ClassicGroup, why: str, step: Step) -> None:
         if group.state in (ClassicState.STABLE, ClassicState.COMPLETING):
-            self._prepare(group, why, step)
+            self.rebalance(group, why, step)
         elif group.state is ClassicState.PREPARING and group.all_have_joined:
             if group.members and group.had_no_members:
                 return  # the delay of a first rebalance goes on
@@ -398,7 +398,7 @@ class ClassicProtocol:
         for member in group.members.values():
             self._keep_alive(group, member, step)
         if len(group.members) > self._settings.integer("group.max.size"):
-            self._prepare(group, "more members than group.max.size allows now", step)
+            self.rebalance(group, "more members than group.max.size allows now", step)
 
     def forget(self, group: ClassicGroup) -> None:
         """The group is gone: no timer may find it."""

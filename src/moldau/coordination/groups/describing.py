@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moldau.coordination.groups.classic import ClassicGroup, ClassicState
+from moldau.coordination.groups.consumer import ConsumerGroup
 from moldau.kernel import ErrorCode
 from moldau.protocol.messages.describe_groups import DescribeGroupsResponse
 from moldau.protocol.messages.list_groups import ListGroupsResponse
@@ -11,7 +12,7 @@ DEAD = "Dead"
 NOT_FOUND_VERSION_MIN = 6  # of DescribeGroups; before, a group that nobody knows is just dead
 
 
-def list_group(group: ClassicGroup) -> ListGroupsResponse.ListedGroup:
+def list_group(group: ClassicGroup | ConsumerGroup) -> ListGroupsResponse.ListedGroup:
     return ListGroupsResponse.ListedGroup(
         group_id=group.id,
         protocol_type=group.protocol_type or "",

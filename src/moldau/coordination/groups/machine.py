@@ -12,12 +12,21 @@ from typing import Any
 from moldau.coordination.deadlines import Deadlines
 from moldau.coordination.groups.classic import ClassicGroup, ClassicState, group_key
 from moldau.coordination.groups.classic_protocol import JOIN, SESSION, SYNC, ClassicProtocol, TimerKey
+from moldau.coordination.groups.consumer import ConsumerGroup, TopicView
+from moldau.coordination.groups.consumer_changes import Group
+from moldau.coordination.groups.consumer_protocol import ConsumerProtocol
+from moldau.coordination.groups.consumer_records import CONSUMER_KINDS
 from moldau.coordination.groups.describing import describe_classic, described_as_dead, list_group
 from moldau.coordination.groups.events import Asked, GroupSettings, TopicsChanged
 from moldau.coordination.groups.offsets import Offsets
 from moldau.coordination.groups.records import VERSION_BYTES, kind_of, version_of
 from moldau.coordination.shard import Step
 from moldau.kernel import Dice, ErrorCode, KafkaError
+from moldau.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from moldau.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from moldau.protocol.messages.coordinator.group_metadata import GroupMetadataKey, GroupMetadataValue
 from moldau.protocol.messages.coordinator.legacy_offset_commit import LegacyOffsetCommitKey
 from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey
@@ -38,13 +47,14 @@ Handler = Callable[[Asked, Step], None]
 
 
 class GroupMachine:
-    def __init__(self, settings: GroupSettings, dice: Dice, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: GroupSettings, dice: Dice, topics: TopicView, say: Callable[[str], None]) -> None:
         self._settings = settings
         self._say = say
-        self.groups: dict[str, ClassicGroup] = {}
+        self.groups: dict[str, Group] = {}
         self.offsets = Offsets()
         self._deadlines: Deadlines[TimerKey] = Deadlines()
         self._classic = ClassicProtocol(settings, self._deadlines, dice)
+        self.consumer = ConsumerProtocol(settings, self._deadlines, dice, topics, self.groups, self._classic)
         self._unknown_kinds: set[int] = set()
         self._handlers: dict[type[Any], Handler] = {
             JoinGroupRequest: self._join,
@@ -57,6 +67,8 @@ class GroupMachine:
             ListGroupsRequest: self._list,
             DescribeGroupsRequest: self._describe,
             DeleteGroupsRequest: self._delete,
+            ConsumerGroupHeartbeatRequest: self.consumer.heartbeat,
+            ConsumerGroupDescribeRequest: self._describe_consumer,
         }
 
     # -- the machine's side of `Machine` -------------------------------------------------------------------------------
@@ -64,6 +76,7 @@ class GroupMachine:
     def handle(self, event: Asked | TopicsChanged, step: Step) -> None:
         if isinstance(event, TopicsChanged):
             self.offsets.delete_topics(event.deleted, step)
+            self.consumer.topics_changed(event.changed, step)
         else:
             self._handlers[type(event.request)](event, step)
 
@@ -75,18 +88,23 @@ class GroupMachine:
                 self.groups[group_id] = ClassicGroup(group_id, -1)
         elif kind == GroupMetadataKey.API_KEY:
             group_id = GroupMetadataKey.decode(key[VERSION_BYTES:], 0).group
-            if value is None:
-                self.groups.pop(group_id, None)
-            else:
+            if value is not None:
                 record = GroupMetadataValue.decode(value[VERSION_BYTES:], version_of(value))
                 self.groups[group_id] = ClassicGroup.from_record(group_id, record)
+            elif isinstance(self.groups.get(group_id), ClassicGroup):
+                del self.groups[group_id]
+        elif kind in CONSUMER_KINDS:
+            self.consumer.replay(key, value)
         elif kind not in self._unknown_kinds:
             self._unknown_kinds.add(kind)
             self._say(f"group_records_skipped kind={kind} hint='another version wrote them'")
 
     def on_loaded(self, step: Step) -> None:
         for group in self.groups.values():
-            self._classic.on_loaded(group, step)
+            if isinstance(group, ConsumerGroup):
+                self.consumer.on_loaded(group, step)
+            else:
+                self._classic.on_loaded(group, step)
         self._schedule_expiry(step)
 
     def on_time(self, step: Step) -> None:
@@ -97,7 +115,9 @@ class GroupMachine:
             group = self.groups.get(group_id)
             if group is None:
                 continue
-            if what == SESSION:
+            if isinstance(group, ConsumerGroup):
+                self.consumer.on_time(what, group, rest, step)
+            elif what == SESSION:
                 self._classic.on_session_time(group, rest, step)
             elif what == JOIN:
                 self._classic.on_join_time(group, step)
@@ -110,6 +130,8 @@ class GroupMachine:
 
     def waiting(self) -> Iterator[Any]:
         for group in self.groups.values():
+            if isinstance(group, ConsumerGroup):
+                continue
             for member in group.members.values():
                 yield from (token for token in (member.join_token, member.sync_token) if token is not None)
 
@@ -122,15 +144,20 @@ class GroupMachine:
             _refuse_join(asked, ErrorCode.INVALID_SESSION_TIMEOUT, step)
             return
         group = self.groups.get(request.group_id)
-        if group is None:
+        if isinstance(group, ConsumerGroup) and not group.is_empty:
+            self.consumer.classic_members.join(group, asked, step)
+            return
+        if group is None or isinstance(group, ConsumerGroup):
             if request.member_id:
                 _refuse_join(asked, ErrorCode.UNKNOWN_MEMBER_ID, step)
                 return
+            if group is not None:
+                self.consumer.tombstones(group, step)
             group = self.groups[request.group_id] = ClassicGroup(request.group_id, step.wall_ms)
             step.log(group.key, group.value())
         self._classic.join(group, asked, step)
 
-    def _member_group(self, group_id: str) -> ClassicGroup:
+    def _member_group(self, group_id: str) -> Group:
         group = self.groups.get(group_id)
         if group is None:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -140,13 +167,24 @@ class GroupMachine:
         group = self._member_group(asked.request.group_id)
         if group.is_empty:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
-        self._classic.sync(group, asked, step)
+        if isinstance(group, ConsumerGroup):
+            self.consumer.classic_members.sync(group, asked, step)
+        else:
+            self._classic.sync(group, asked, step)
 
     def _heartbeat(self, asked: Asked, step: Step) -> None:
-        self._classic.heartbeat(self._member_group(asked.request.group_id), asked, step)
+        group = self._member_group(asked.request.group_id)
+        if isinstance(group, ConsumerGroup):
+            self.consumer.classic_members.heartbeat(group, asked, step)
+        else:
+            self._classic.heartbeat(group, asked, step)
 
     def _leave(self, asked: Asked, step: Step) -> None:
-        self._classic.leave(self._member_group(asked.request.group_id), asked, step)
+        group = self._member_group(asked.request.group_id)
+        if isinstance(group, ConsumerGroup):
+            self.consumer.classic_members.leave(group, asked, step)
+        else:
+            self._classic.leave(group, asked, step)
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
@@ -160,6 +198,8 @@ class GroupMachine:
                 raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND if is_modern else ErrorCode.ILLEGAL_GENERATION)
             # A consumer that assigns its partitions itself, or a tool: a group without members.
             group = self.groups[request.group_id] = ClassicGroup(request.group_id, step.wall_ms)
+        elif isinstance(group, ConsumerGroup):
+            self.consumer.check_commit(group, request, asked.caller.version)
         else:
             check_commit(group, request.member_id, request.group_instance_id, generation)
             if group.state in (ClassicState.STABLE, ClassicState.PREPARING):
@@ -171,7 +211,10 @@ class GroupMachine:
     def _fetch_offsets(self, asked: Asked, step: Step) -> None:
         """One group's offsets; the handler asks for each group of a request on its own."""
         (wanted,) = asked.request.groups
-        step.answer(asked.token, self.offsets.fetch(wanted, is_known=wanted.group_id in self.groups))
+        group = self.groups.get(wanted.group_id)
+        if isinstance(group, ConsumerGroup):
+            self.consumer.check_fetch(group, wanted.member_id, wanted.member_epoch)
+        step.answer(asked.token, self.offsets.fetch(wanted, is_known=group is not None))
 
     def _delete_offsets(self, asked: Asked, step: Step) -> None:
         request: OffsetDeleteRequest = asked.request
@@ -210,9 +253,24 @@ class GroupMachine:
         for group_id in asked.request.groups:
             group = self.groups.get(group_id)
             described.append(
-                described_as_dead(group_id, asked.caller.version) if group is None else describe_classic(group)
+                describe_classic(group)
+                if isinstance(group, ClassicGroup)
+                else described_as_dead(group_id, asked.caller.version)
             )
         step.answer(asked.token, DescribeGroupsResponse(groups=described))
+
+    def _describe_consumer(self, asked: Asked, step: Step) -> None:
+        described = []
+        for group_id in asked.request.group_ids:
+            group = self.groups.get(group_id)
+            if not isinstance(group, ConsumerGroup):
+                is_other = group is not None
+                raise KafkaError(
+                    ErrorCode.GROUP_ID_NOT_FOUND,
+                    f"Group {group_id} is not a consumer group." if is_other else f"Group {group_id} not found.",
+                )
+            described.append(self.consumer.describe(group))
+        step.answer(asked.token, ConsumerGroupDescribeResponse(groups=described))
 
     def _delete(self, asked: Asked, step: Step) -> None:
         results = []
@@ -229,9 +287,12 @@ class GroupMachine:
             results.append(DeleteGroupsResponse.DeletableGroupResult(group_id, code))
         step.answer(asked.token, DeleteGroupsResponse(results=results))
 
-    def _remove_group(self, group: ClassicGroup, step: Step) -> None:
-        self._classic.forget(group)
+    def _remove_group(self, group: Group, step: Step) -> None:
         del self.groups[group.id]
+        if isinstance(group, ConsumerGroup):
+            self.consumer.tombstones(group, step)
+            return
+        self._classic.forget(group)
         step.log(group_key(group.id), None)
 
     # -- expiry --------------------------------------------------------------------------------------------------------
@@ -245,7 +306,11 @@ class GroupMachine:
         self._schedule_expiry(step)
         retention_ms = self._settings.integer("offsets.retention.minutes") * 60_000
         for group in list(self.groups.values()):
-            if group.protocol_type is None or (group.is_consumer and group.state is ClassicState.STABLE):
+            if (
+                isinstance(group, ConsumerGroup)
+                or group.protocol_type is None
+                or (group.is_consumer and group.state is ClassicState.STABLE)
+            ):
                 since_ms = None
             elif group.is_empty:
                 since_ms = group.state_since_ms if group.state_since_ms >= 0 else None
@@ -254,7 +319,8 @@ class GroupMachine:
             for topic in self.offsets.topics_of(group.id):
                 if group.is_empty or not group.is_subscribed_to(topic):
                     self.offsets.expire(group.id, topic, since_ms, retention_ms, step)
-            if group.is_empty and not group.pending and not self.offsets.has_group(group.id):
+            is_expected = isinstance(group, ClassicGroup) and group.pending
+            if group.is_empty and not is_expected and not self.offsets.has_group(group.id):
                 self._remove_group(group, step)
 
 

@@ -1,0 +1,48 @@
+"""Subscriptions by regular expression: RE2's syntax, as Kafka's, matched here over whole names of topics.
+
+RE2 runs in linear time whatever a client sends, so one expression cannot hold up a broker; Python's `re` could. It is
+imported on first use: most brokers never need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from moldau.kernel import ErrorCode, KafkaError
+
+EXPRESSIONS_CACHED_MAX = 512
+
+
+@lru_cache(maxsize=EXPRESSIONS_CACHED_MAX)
+def _compile(expression: str) -> Any:
+    import re2  # type: ignore[import-untyped]
+
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(expression, options=options)
+
+
+def require_valid(expression: str) -> None:
+    import re2
+
+    try:
+        _compile(expression)
+    except re2.error as error:
+        reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error.args[0]
+        message = f"SubscribedTopicRegex `{expression}` is not a valid regular expression: {reason}."
+        raise KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, message) from None
+
+
+def matching(expression: str, names: Iterable[str]) -> frozenset[str]:
+    """The names that the expression matches as a whole; it was found valid when it came."""
+    fullmatch = _compile(expression).fullmatch
+    return frozenset(name for name in names if fullmatch(name))
+
+
+def matching_after(
+    expression: str, known: frozenset[str], changed: frozenset[str], present: Iterable[str]
+) -> frozenset[str]:
+    """What `matching` would give now, when it gave `known` before; of the `changed` names, some are `present`."""
+    return (known - changed) | matching(expression, present)
