@@ -19,7 +19,7 @@ from moldau.testing.dice import SeededDice
 from tests.coordination.consumer_play import Client, ConsumerPlay, settle
 from tests.coordination.topics import Topics
 
-SEEDS = 60
+SEEDS = 500
 STEPS = 120
 EXPRESSIONS = ["t[0-2]", "t.*", "nothing"]
 
