@@ -22,7 +22,7 @@ from moldau.client import (
     admin,
     read_partition,
 )
-from moldau.client.reader import PREFETCHED_RESPONSES_MAX, Start
+from moldau.client.fetcher import PREFETCHED_RESPONSES_MAX, Start
 from moldau.client.records import decode_records, readable_batches
 from moldau.kernel import ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.batches import (
@@ -115,7 +115,7 @@ def test_many_partitions_are_read_together_in_small_portions(server: Server, new
                 async for records in reader:
                     assert len({record.partition for record in records}) == 1
                     # Bounded: two answers ahead, one in hand, of about max_bytes each.
-                    held = sum(len(item.records) for item in reader._buffer)  # type: ignore[union-attr]
+                    held = sum(len(item.records) for item in reader._fetcher.buffer)  # type: ignore[union-attr]
                     assert held <= 3 * 6000
                     seen[records[0].partition] += [record.value for record in records]
                 assert {reader.position(place) for place in places} == {500}

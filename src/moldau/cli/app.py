@@ -20,6 +20,7 @@ COMMANDS = {
     "produce": ("moldau.cli.produce", "app"),
     "consume": ("moldau.cli.consume", "consume_app"),
     "tail": ("moldau.cli.consume", "tail_app"),
+    "group": ("moldau.cli.group", "app"),
     "config": ("moldau.cli.config", "app"),
     "feature": ("moldau.cli.feature", "app"),
     "cluster": ("moldau.cli.cluster", "app"),

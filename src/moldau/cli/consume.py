@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moldau.cli.errors import EXIT_ERROR, EXIT_USAGE, CommandError, usage
+from moldau.cli.errors import EXIT_ERROR, CommandError, usage
 from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Output, Property
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Sequence
+
     from moldau.cli.render import Renderer
-    from moldau.client import ClusterClient, PartitionReader
+    from moldau.client import ClusterClient, ConsumedRecord
     from moldau.kernel import TopicPartition
 
 consume_app = typer.Typer(add_completion=False)
@@ -84,7 +86,15 @@ StreamOutput = Annotated[
     typer.Option("-o", "--output", help="Columns, one JSON array, or a JSON object a line.", show_default=False),
 ]
 Null = Annotated[bool, typer.Option("-Z", "--null", help="Print NULL for null keys and values.")]
-Group = Annotated[str | None, typer.Option("-g", "--group", help="Not built yet.", hidden=True)]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        "-g",
+        "--group",
+        metavar="GROUP",
+        help="Read as a member of this group: from where it left off, and it remembers how far you got.",
+    ),
+]
 
 
 @consume_app.command()
@@ -115,9 +125,8 @@ def consume(
     """Print records, by default each value on a line; waits for more unless told to stop."""
     from moldau.cli.render import renderer_for
 
-    _refuse_group(group)
     wish = Wish(topics, parse_start(start), count, exit_, partition, isolation)
-    _run(wish, renderer_for(output, format_, null), bootstrap, properties)
+    _run(wish, group, renderer_for(output, format_, null), bootstrap, properties)
 
 
 @tail_app.command()
@@ -140,18 +149,10 @@ def tail(
     from moldau.cli.output import colour_allowed
     from moldau.cli.render import LiveRenderer, renderer_for
 
-    _refuse_group(group)
     wish = Wish(topics, parse_start(start), count, False, partition, isolation)
     live = output is None and format_ is None
     renderer = LiveRenderer(coloured=colour_allowed()) if live else renderer_for(output, format_, null)
-    _run(wish, renderer, bootstrap, properties)
-
-
-def _refuse_group(group: str | None) -> None:
-    if group is not None:
-        raise CommandError(
-            f"-g {group}: consumer groups are not built yet; leave -g out and choose the place with -s", EXIT_USAGE
-        )
+    _run(wish, group, renderer, bootstrap, properties)
 
 
 def parse_start(text: str) -> Start:
@@ -172,12 +173,26 @@ def parse_start(text: str) -> Start:
     return Start(StartKind.LAST if word.startswith("-") else StartKind.OFFSET, int(digits))
 
 
-def _run(wish: Wish, renderer: Renderer, bootstrap: str, properties: list[str] | None) -> None:
+def _run(wish: Wish, group: str | None, renderer: Renderer, bootstrap: str, properties: list[str] | None) -> None:
     from moldau.cli.options import parse_pairs
     from moldau.cli.output import write
-    from moldau.cli.remote import CLIENT_PROPERTIES, on_cluster_with, unknown_property, whole_number
 
     given = parse_pairs(properties, "-X")
+    try:
+        if group is None:
+            _read_alone(wish, renderer, bootstrap, given)
+        else:
+            from moldau.cli.consume_group import read_with_group
+
+            read_with_group(group, wish, renderer, bootstrap, given)
+    except KeyboardInterrupt:
+        pass  # the usual end of a stream
+    write(renderer.end())
+
+
+def _read_alone(wish: Wish, renderer: Renderer, bootstrap: str, given: dict[str, str]) -> None:
+    from moldau.cli.remote import CLIENT_PROPERTIES, on_cluster_with, unknown_property, whole_number
+
     limits = {
         _READER_PROPERTIES[name]: whole_number(f"-X {name}", value)
         for name, value in given.items()
@@ -191,11 +206,7 @@ def _run(wish: Wish, renderer: Renderer, bootstrap: str, properties: list[str] |
     async def work(client: ClusterClient) -> None:
         await _stream(client, wish, renderer, limits)
 
-    try:
-        on_cluster_with(bootstrap, shared, work)
-    except KeyboardInterrupt:
-        pass  # the usual end of a stream
-    write(renderer.end())
+    on_cluster_with(bootstrap, shared, work)
 
 
 # -- on the cluster ----------------------------------------------------------------------------------------------------
@@ -229,11 +240,13 @@ async def _stream(client: ClusterClient, wish: Wish, renderer: Renderer, limits:
     )
     total = sum(stops[where] - offset for where, offset in starts.items()) if wish.stops_at_end else None
     async with reader:
-        await _copy(reader, wish.count, total, renderer)
+        await copy_records(reader, wish.count, total, renderer)
 
 
-async def _copy(reader: PartitionReader, count: int | None, total: int | None, renderer: Renderer) -> None:
-    """From the reader to stdout, until it ends, enough is read, or nobody listens any more."""
+async def copy_records(
+    batches: AsyncIterable[Sequence[ConsumedRecord]], count: int | None, total: int | None, renderer: Renderer
+) -> None:
+    """From a reader to stdout, until it ends, enough is read, or nobody listens any more."""
     import asyncio
 
     from moldau.cli.output import Progress, is_pipe, write
@@ -256,7 +269,7 @@ async def _copy(reader: PartitionReader, count: int | None, total: int | None, r
     # A bar would be torn by records on the same screen.
     with Progress("consuming", total if not sys.stdout.isatty() else None) as progress:
         try:
-            async for records in reader:
+            async for records in batches:
                 if count is not None and done + len(records) >= count:
                     write(renderer.render(records[: count - done]))
                     return

@@ -1,50 +1,65 @@
-"""Our own Kafka client: asyncio, small, with a blocking face for the producer.
+"""Our own Kafka client: asyncio, small, with a blocking face for the producer and the consumer.
 
-This is the one door; `admin` is a module of verbs. Knows the protocol and the kernel, nothing of a broker's inside, and
+This is the one door; `admin` and `group_admin` are modules of verbs. Knows the protocol and the kernel, nothing of a broker's inside, and
 works on any cluster that speaks Kafka's protocol. Where to read next: `cluster` for connections and metadata,
-`producer` and `accumulator` for the way in, `reader` for the way out.
+`producer` and `accumulator` for the way in, `fetcher` for the way out, `consumer` and `group_member` for groups.
 """
 
-from moldau.client import admin
+from moldau.client import admin, group_admin
 from moldau.client.accumulator import Delivery, DeliveryCallback, RecordMetadata
 from moldau.client.addresses import parse_bootstrap
 from moldau.client.admin import IsolationLevel
-from moldau.client.blocking import BlockingProducer, DeliveryHandle
+from moldau.client.blocking import BlockingConsumer, BlockingProducer, DeliveryHandle
 from moldau.client.cluster import ClusterClient, response_errors
 from moldau.client.connection import Connection
+from moldau.client.consumer import Consumer
 from moldau.client.errors import (
+    CommitFailed,
     ConnectionFailed,
+    ConsumerClosed,
     DeliveryTimedOut,
     NoBrokerReachable,
+    NoCommittedOffset,
     ProducerClosed,
+    RecordUnreadable,
     RequestTimedOut,
     SendTimedOut,
     SettingsError,
 )
+from moldau.client.fetcher import AtTime, Start
+from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
 from moldau.client.metadata import ClusterMetadata, Node, PartitionInfo, TopicInfo
 from moldau.client.partitioner import Partitioner, murmur2, partition_of_key
 from moldau.client.producer import Producer
-from moldau.client.reader import AtTime, PartitionReader, Start, read_partition
+from moldau.client.reader import PartitionReader, read_partition
 from moldau.client.records import ConsumedRecord, TimestampType
 from moldau.client.serializers import SERIALIZERS, Serializer
-from moldau.client.settings import ProducerSettings, producer_settings
+from moldau.client.settings import ConsumerSettings, ProducerSettings, consumer_settings, producer_settings
 
 __all__ = [
     "SERIALIZERS",
     "AtTime",
+    "BlockingConsumer",
     "BlockingProducer",
     "ClusterClient",
     "ClusterMetadata",
+    "CommitFailed",
     "Connection",
     "ConnectionFailed",
     "ConsumedRecord",
+    "Consumer",
+    "ConsumerClosed",
+    "ConsumerSettings",
     "Delivery",
     "DeliveryCallback",
     "DeliveryHandle",
     "DeliveryTimedOut",
+    "GroupMetadata",
     "IsolationLevel",
     "NoBrokerReachable",
+    "NoCommittedOffset",
     "Node",
+    "OffsetAndMetadata",
     "PartitionInfo",
     "PartitionReader",
     "Partitioner",
@@ -52,6 +67,7 @@ __all__ = [
     "ProducerClosed",
     "ProducerSettings",
     "RecordMetadata",
+    "RecordUnreadable",
     "RequestTimedOut",
     "SendTimedOut",
     "Serializer",
@@ -60,6 +76,8 @@ __all__ = [
     "TimestampType",
     "TopicInfo",
     "admin",
+    "consumer_settings",
+    "group_admin",
     "murmur2",
     "parse_bootstrap",
     "partition_of_key",

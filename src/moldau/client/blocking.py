@@ -1,11 +1,17 @@
-"""The producer for programs without an event loop: the same methods, called from any thread.
+"""The producer and the consumer for programs without an event loop: the same methods.
 
     with BlockingProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
         handle = producer.send("orders", b"value", key=b"key")
         metadata = handle.result(timeout=10)
 
-A private loop runs in a background thread. `send` only puts the record into a queue, and wakes the loop when it sleeps;
-it blocks while the queue is full, which it is when the producer's buffer is.
+    with BlockingConsumer("127.0.0.1:9092", {"group.id": "billing"}) as consumer:
+        consumer.subscribe("orders")
+        for record in consumer:
+            ...
+
+A private loop runs in a background thread. The producer may be called from any thread: `send` only puts the record into
+a queue, and wakes the loop when it sleeps; it blocks while the queue is full, which it is when the producer's buffer
+is. The consumer is for one thread at a time; its heartbeats go on while that thread works.
 """
 
 from __future__ import annotations
@@ -13,18 +19,49 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Self, TypeVar
 
 from moldau.client.accumulator import DeliveryCallback, Headers, RecordMetadata
-from moldau.client.errors import ProducerClosed, SendTimedOut
+from moldau.client.consumer import CLOSE_SECONDS, Consumer, PartitionsCallback
+from moldau.client.errors import ConsumerClosed, ProducerClosed, SendTimedOut
+from moldau.client.fetcher import Start
+from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
 from moldau.client.producer import Producer
-from moldau.client.settings import producer_settings
+from moldau.client.records import ConsumedRecord
+from moldau.client.settings import consumer_settings, producer_settings
+from moldau.kernel import TopicPartition
 
 QUEUED_RECORDS_MAX = 10_000
 
 T = TypeVar("T")
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()  # after a timeout, or Ctrl-C; nothing when the work itself failed
+            raise
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.close()
 
 
 class DeliveryHandle:
@@ -73,13 +110,11 @@ class BlockingProducer:
         self._feeding = False
         self._closed = False
         self._feeder: asyncio.Task[None] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="moldau-producer", daemon=True)
-        self._thread.start()
+        self._thread = _LoopThread("moldau-producer")
         try:
-            self._producer = self._call(self._make(given))
+            self._producer = self._thread.call(self._make(given))
         except BaseException:
-            self._stop_loop()
+            self._thread.stop()
             raise
 
     def __enter__(self) -> Self:
@@ -123,12 +158,12 @@ class BlockingProducer:
             wake = not self._feeding
             self._feeding = True
         if wake:
-            self._loop.call_soon_threadsafe(self._start_feeder)
+            self._thread.loop.call_soon_threadsafe(self._start_feeder)
         return handle
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is delivered or failed."""
-        self._call(self._flush(), timeout)
+        self._thread.call(self._flush(), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end; after `timeout` seconds what is left fails with ProducerClosed."""
@@ -138,9 +173,9 @@ class BlockingProducer:
             self._closed = True
             self._room.notify_all()
         try:
-            self._call(self._close(timeout))
+            self._thread.call(self._close(timeout))
         finally:
-            self._stop_loop()
+            self._thread.stop()
 
     # -- on the loop's thread ------------------------------------------------------------------------------------------
 
@@ -148,7 +183,7 @@ class BlockingProducer:
         return await Producer(given).__aenter__()
 
     def _start_feeder(self) -> None:
-        self._feeder = self._loop.create_task(self._feed())
+        self._feeder = self._thread.loop.create_task(self._feed())
 
     async def _feed(self) -> None:
         """Hand queued records to the producer, in order."""
@@ -191,25 +226,6 @@ class BlockingProducer:
             _deliver(handle, on_delivery, None, ProducerClosed("the producer was closed"))
         await self._producer.close(0)
 
-    # -- between the threads -------------------------------------------------------------------------------------------
-
-    def _call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout)
-        except TimeoutError:
-            future.cancel()
-            raise
-
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        self._loop.close()
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
 
 def _deliver(
     handle: DeliveryHandle,
@@ -220,3 +236,130 @@ def _deliver(
     handle._settle(metadata, error)
     if callback is not None:
         callback(metadata, error)
+
+
+class BlockingConsumer:
+    """`Consumer` for one thread; see there for the settings. Callbacks are called on the loop's thread."""
+
+    def __init__(self, where: str | Mapping[str, object], settings: Mapping[str, object] | None = None) -> None:
+        given: dict[str, object] = {"bootstrap.servers": where} if isinstance(where, str) else dict(where)
+        given |= settings or {}
+        self.settings = consumer_settings(given)  # in the caller's thread, so that mistakes show here
+        self._closed = False
+        self._thread = _LoopThread("moldau-consumer")
+        try:
+            self._consumer = self._thread.call(self._make(given))
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._end(self._consumer.__aexit__(kind, *rest))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ConsumedRecord:
+        record = self._consumer.take_ready()
+        return self._call(self._consumer.__anext__()) if record is None else record
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str],
+        *,
+        on_assigned: PartitionsCallback | None = None,
+        on_revoked: PartitionsCallback | None = None,
+        on_lost: PartitionsCallback | None = None,
+    ) -> None:
+        self._do(
+            lambda: self._consumer.subscribe(topics, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
+        )
+
+    def subscribe_pattern(
+        self,
+        pattern: str,
+        *,
+        on_assigned: PartitionsCallback | None = None,
+        on_revoked: PartitionsCallback | None = None,
+        on_lost: PartitionsCallback | None = None,
+    ) -> None:
+        self._do(
+            lambda: self._consumer.subscribe_pattern(
+                pattern, on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost
+            )
+        )
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        self._do(lambda: self._consumer.assign(partitions))
+
+    def unsubscribe(self) -> None:
+        self._call(self._consumer.unsubscribe())
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        return self._consumer.assignment
+
+    @property
+    def subscription(self) -> frozenset[str]:
+        return self._consumer.subscription
+
+    @property
+    def paused(self) -> frozenset[TopicPartition]:
+        return self._consumer.paused
+
+    def group_metadata(self) -> GroupMetadata:
+        return self._consumer.group_metadata()
+
+    def poll(self, timeout: float | None = None) -> list[ConsumedRecord]:
+        return self._call(self._consumer.poll(timeout))
+
+    def position(self, where: TopicPartition) -> int:
+        return self._call(self._consumer.position(where))
+
+    def seek(self, where: TopicPartition | Iterable[TopicPartition], start: Start) -> None:
+        self._call(self._consumer.seek(where, start))
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self._do(lambda: self._consumer.pause(partitions))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._do(lambda: self._consumer.resume(partitions))
+
+    def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
+        self._call(self._consumer.commit(offsets))
+
+    def committed(
+        self, partitions: TopicPartition | Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        return self._call(self._consumer.committed(partitions))
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        self._end(self._consumer.close(timeout))
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            work.close()
+            return
+        self._closed = True
+        try:
+            self._thread.call(work)
+        finally:
+            self._thread.stop()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise ConsumerClosed("the consumer is closed")
+        return self._thread.call(work)
+
+    async def _make(self, given: Mapping[str, object]) -> Consumer:
+        return Consumer(given)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        async def act() -> None:
+            action()
+
+        self._call(act())

@@ -9,6 +9,8 @@ import errno
 import socket
 import ssl
 
+from moldau.kernel import ErrorCode, KafkaError
+
 
 class ConnectionFailed(ConnectionError):
     """No connection, or one that ended. `sent` says whether a request may have reached the broker before."""
@@ -53,6 +55,29 @@ class DeliveryTimedOut(TimeoutError):
 
 class ProducerClosed(RuntimeError):
     """The producer is closed, or closed before the record was delivered."""
+
+
+class ConsumerClosed(RuntimeError):
+    """The consumer is closed."""
+
+
+class CommitFailed(KafkaError):
+    """Offsets were not committed, and trying again will not help: the group went on without this member."""
+
+
+class NoCommittedOffset(KafkaError):
+    """With auto.offset.reset=none there is no place to begin."""
+
+    def __init__(self, partitions: str) -> None:
+        super().__init__(
+            ErrorCode.OFFSET_NOT_AVAILABLE,
+            f"{partitions}: the group has committed no offset, and auto.offset.reset is none; "
+            "seek to a place, or set auto.offset.reset to earliest or latest",
+        )
+
+
+class RecordUnreadable(ValueError):
+    """A deserializer refused a record. Reading stays there until someone seeks past it."""
 
 
 class SettingsError(ValueError):

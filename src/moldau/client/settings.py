@@ -1,4 +1,4 @@
-"""The producer's settings under Kafka's names: parsed, checked together, frozen.
+"""The producer's and the consumer's settings under Kafka's names: parsed, checked together, frozen.
 
 Values may be what Python has (`5`, `True`) or what a command line gives (`"5"`, `"true"`). A name that does not exist
 is an error that says which one was probably meant.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
+from moldau.client.admin import IsolationLevel
+from moldau.client.assignors import ASSIGNORS, Assignor
+from moldau.client.deserializers import Deserializer, deserializer_of
 from moldau.client.errors import SettingsError
 from moldau.client.partitioner import Partitioner, RoundRobin
 from moldau.client.serializers import Serializer, serializer_of
@@ -62,17 +65,47 @@ class ProducerSettings:
         return levels.get(self.compression_type)
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """Every field is the Kafka key with underscores; durations in ms, sizes in bytes."""
+
+    bootstrap_servers: str | Sequence[str] | None = None
+    client_id: str = "moldau"
+    client_rack: str = ""
+    group_id: str | None = None
+    group_instance_id: str | None = None
+    group_protocol: Literal["classic", "consumer"] = "classic"
+    group_remote_assignor: str | None = None  # None: the coordinator chooses
+    partition_assignment_strategy: tuple[Assignor, ...] = (ASSIGNORS["range"], ASSIGNORS["cooperative-sticky"])
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    max_poll_records: int = 500
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    fetch_min_bytes: int = 1
+    fetch_max_bytes: int = 50 << 20
+    fetch_max_wait_ms: int = 500
+    max_partition_fetch_bytes: int = 1 << 20
+    allow_auto_create_topics: bool = True
+    exclude_internal_topics: bool = True
+    default_api_timeout_ms: int = 60_000
+    request_timeout_ms: int = 30_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    metadata_max_age_ms: int = 300_000
+    key_deserializer: Deserializer | None = None  # None: bytes as they are
+    value_deserializer: Deserializer | None = None
+
+
 def producer_settings(given: Mapping[str, object]) -> ProducerSettings:
     """Parse and check; SettingsError names the key and what it takes."""
-    fields: dict[str, Any] = {}
-    for name, value in given.items():
-        parse = _PARSERS.get(name)
-        if parse is None:
-            raise SettingsError(unknown_setting_text(name, _PARSERS))
-        try:
-            fields[name.replace(".", "_")] = parse(value)
-        except SettingsError as error:
-            raise SettingsError(f"{name}: {error}") from None
+    fields = _parse(given, _PARSERS)
     _check_idempotence(given, fields)
     _check_times(given, fields)
     settings = ProducerSettings(**fields)
@@ -81,6 +114,29 @@ def producer_settings(given: Mapping[str, object]) -> ProducerSettings:
             f"buffer.memory={settings.buffer_memory} cannot hold one batch of batch.size={settings.batch_size}"
         )
     return settings
+
+
+def consumer_settings(given: Mapping[str, object]) -> ConsumerSettings:
+    """Parse and check; SettingsError names the key and what it takes."""
+    fields = _parse(given, CONSUMER_PARSERS)
+    settings = ConsumerSettings(**fields)
+    _check_group(given, settings)
+    if settings.group_id is None:
+        return replace(settings, enable_auto_commit=False)
+    return settings
+
+
+def _parse(given: Mapping[str, object], parsers: Mapping[str, Callable[[object], object]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        parse = parsers.get(name)
+        if parse is None:
+            raise SettingsError(unknown_setting_text(name, parsers))
+        try:
+            fields[name.replace(".", "_")] = parse(value)
+        except SettingsError as error:
+            raise SettingsError(f"{name}: {error}") from None
+    return fields
 
 
 def unknown_setting_text(name: str, known: Mapping[str, object]) -> str:
@@ -121,6 +177,29 @@ def _check_times(given: Mapping[str, object], fields: dict[str, Any]) -> None:
         raise SettingsError(
             f"delivery.timeout.ms={fields['delivery_timeout_ms']} must be at least linger.ms + request.timeout.ms "
             f"= {linger + request}: lower request.timeout.ms too"
+        )
+
+
+def _check_group(given: Mapping[str, object], settings: ConsumerSettings) -> None:
+    if settings.group_id is None and given.get("enable.auto.commit") is not None and settings.enable_auto_commit:
+        raise SettingsError("enable.auto.commit=true needs a group to commit for: set group.id")
+    if settings.group_id is None and settings.group_instance_id is not None:
+        raise SettingsError("group.instance.id names a member of a group: set group.id")
+    if settings.group_protocol == "consumer":
+        # KIP-848: these are the group's, and set at the broker.
+        misplaced = {"partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"} & set(given)
+        if misplaced:
+            raise SettingsError(
+                f"{', '.join(sorted(misplaced))} cannot be set with group.protocol=consumer: the coordinator decides "
+                "(group.remote.assignor, or the group's configs consumer.session.timeout.ms and "
+                "consumer.heartbeat.interval.ms)"
+            )
+    elif settings.group_remote_assignor is not None:
+        raise SettingsError("group.remote.assignor needs group.protocol=consumer; see partition.assignment.strategy")
+    elif settings.heartbeat_interval_ms >= settings.session_timeout_ms:
+        raise SettingsError(
+            f"heartbeat.interval.ms={settings.heartbeat_interval_ms} must be below "
+            f"session.timeout.ms={settings.session_timeout_ms}; a third of it is usual"
         )
 
 
@@ -195,6 +274,77 @@ def _partitioner(value: object) -> Partitioner | None:
     raise SettingsError(f"{value!r} is not default, round_robin or a callable")
 
 
+def _one_of(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value.strip().lower() not in choices:
+            raise SettingsError(f"{value!r} is not one of {', '.join(choices)}")
+        return value.strip().lower()
+
+    return parse
+
+
+def _group_id(value: object) -> str | None:
+    if value is None:
+        return None
+    group_id = _text(value)
+    if not group_id:
+        raise SettingsError("an empty name is no group")
+    return group_id
+
+
+def _isolation_level(value: object) -> IsolationLevel:
+    if isinstance(value, IsolationLevel):
+        return value
+    return IsolationLevel[_one_of("read_uncommitted", "read_committed")(value).upper()]
+
+
+def _assignors(value: object) -> tuple[Assignor, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not names:
+        raise SettingsError(f"{value!r} is not a list of {', '.join(ASSIGNORS)}")
+    found = []
+    for name in names:
+        assignor = name if isinstance(name, Assignor) else ASSIGNORS.get(str(name).strip().lower())
+        if assignor is None:
+            raise SettingsError(f"{name!r} is not one of {', '.join(ASSIGNORS)}")
+        found.append(assignor)
+    return tuple(found)
+
+
+CONSUMER_PARSERS: dict[str, Callable[[object], object]] = {
+    "bootstrap.servers": _servers,
+    "client.id": _text,
+    "client.rack": _text,
+    "group.id": _group_id,
+    "group.instance.id": _group_id,
+    "group.protocol": _one_of("classic", "consumer"),
+    "group.remote.assignor": _text,
+    "partition.assignment.strategy": _assignors,
+    "session.timeout.ms": _whole(1),
+    "heartbeat.interval.ms": _whole(1),
+    "max.poll.interval.ms": _whole(1),
+    "max.poll.records": _whole(1),
+    "enable.auto.commit": _boolean,
+    "auto.commit.interval.ms": _whole(0),
+    "auto.offset.reset": _one_of("earliest", "latest", "none"),
+    "isolation.level": _isolation_level,
+    "fetch.min.bytes": _whole(0),
+    "fetch.max.bytes": _whole(0),
+    "fetch.max.wait.ms": _whole(0),
+    "max.partition.fetch.bytes": _whole(0),
+    "allow.auto.create.topics": _boolean,
+    "exclude.internal.topics": _boolean,
+    "default.api.timeout.ms": _whole(1),
+    "request.timeout.ms": _whole(1),
+    "retry.backoff.ms": _whole(0),
+    "retry.backoff.max.ms": _whole(0),
+    "reconnect.backoff.ms": _whole(0),
+    "reconnect.backoff.max.ms": _whole(0),
+    "socket.connection.setup.timeout.ms": _whole(1),
+    "metadata.max.age.ms": _whole(1),
+    "key.deserializer": deserializer_of,
+    "value.deserializer": deserializer_of,
+}
 _PARSERS: dict[str, Callable[[object], object]] = {
     "bootstrap.servers": _servers,
     "client.id": _text,
