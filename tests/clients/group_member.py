@@ -2,7 +2,8 @@
 
 Arguments: library, bootstrap, group, topic, and settings as JSON in librdkafka's names. Every change of the assignment
 is a line of JSON on standard output, as is the number of records seen so far; a closed standard input ends it in good
-order. Offsets are committed after every record that was seen.
+order. Offsets are committed after every record that was seen. The setting `ledger` names a file to which members of
+confluent-kafka append what they gain and lose, before the broker hears of a loss: its order is the order of events.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import threading
 from typing import Any
 
 POLL_SECONDS = 0.05
-DEFAULTS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200, "auto.offset.reset": "earliest"}
+DEFAULTS = {"auto.offset.reset": "earliest"}
+# Of the classic protocol: in the consumer protocol (KIP-848) they are the broker's.
+CLASSIC_DEFAULTS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200}
 
 
 def say(**what: Any) -> None:
@@ -48,14 +51,30 @@ class Seen:
         say(seen=len(self._records), partition=partition, offset=offset)
 
 
+class Ledger:
+    """A file of lines that were each appended at once, whichever process wrote them."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def write(self, what: str, partitions: list[Any]) -> None:
+        owned = [(each.topic, each.partition) for each in partitions]
+        os.write(self._file, json.dumps({"pid": os.getpid(), what: owned}).encode() + b"\n")
+
+
 def confluent(bootstrap: str, group: str, topic: str, settings: dict[str, Any]) -> None:
     from confluent_kafka import Consumer
 
+    ledger = Ledger(settings.pop("ledger", os.devnull))
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "log_level": 0, **settings}
     )
     stop, seen, last = Stop(), Seen(), None
-    consumer.subscribe([topic])
+    consumer.subscribe(
+        [topic],
+        on_assign=lambda _, partitions: ledger.write("gained", partitions),
+        on_revoke=lambda _, partitions: ledger.write("lost", partitions),
+    )
     while not stop:
         message = consumer.poll(POLL_SECONDS)
         assigned = sorted(each.partition for each in consumer.assignment())
@@ -160,4 +179,7 @@ LIBRARIES = {"confluent-kafka": confluent, "kafka-python": kafka_python, "aiokaf
 
 if __name__ == "__main__":
     library, bootstrap, group, topic, given = sys.argv[1:]
-    LIBRARIES[library](bootstrap, group, topic, {**DEFAULTS, **json.loads(given)})
+    settings = {**DEFAULTS, **json.loads(given)}
+    if settings.get("group.protocol", "classic") == "classic":
+        settings = {**CLASSIC_DEFAULTS, **settings}
+    LIBRARIES[library](bootstrap, group, topic, settings)

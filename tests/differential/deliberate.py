@@ -81,6 +81,29 @@ HEARTBEATS = Deliberate(
     " so that no step of a rebalance waits for a heartbeat's turn; Kafka says five seconds always",
 )
 
+NOBODY_IN_AN_EPOCH = Deliberate(
+    ("groups.*.error_code",),
+    "OffsetFetch of a consumer group with a member epoch but no member is UNKNOWN_MEMBER_ID; Kafka trips over it with"
+    " UNKNOWN_SERVER_ERROR",
+)
+
+NO_SUBSCRIPTION = Deliberate(
+    ("error_code",),
+    "JoinGroup into a consumer group with a subscription that cannot be read is INCONSISTENT_GROUP_PROTOCOL; Kafka"
+    " trips over it with UNKNOWN_SERVER_ERROR",
+)
+
+LOST_AGAIN = Deliberate(
+    ("error_code", "error_message", "member_id", "member_epoch"),
+    "a member of a consumer group whose answer with a new epoch was lost may ask again until it hears one; while it"
+    " waits for partitions of others, Kafka fences it the second time",
+)
+WANTS_NOTHING = Deliberate(
+    ("member_epoch", "assignment"),
+    "a member that joins a consumer group without a topic, after another one left, changes nothing for the rest; Kafka"
+    " still takes all subscriptions for equal, and its range assignor takes everything from the others",
+)
+
 # Never asked here, because the one Kafka is shared: what makes its controller fail over or leaves it without an answer.
 # tests/cluster holds what Moldau does.
 NOT_ASKED = (
