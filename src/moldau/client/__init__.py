@@ -1,8 +1,8 @@
 """Our own Kafka client: asyncio, small, with a blocking face for the producer and the consumer.
 
 This is the one door; `admin` and `group_admin` are modules of verbs. Knows the protocol and the kernel, nothing of a
-broker's inside, and works on any cluster that speaks Kafka's protocol. Where to read next: `cluster` for connections and
-metadata, `producer` and `accumulator` for the way in, `fetcher` for the way out, `consumer` for groups.
+broker's inside, and works on any cluster that speaks Kafka's protocol. Where to read next: `cluster` for connections
+and metadata, `producer` and `accumulator` for the way in, `fetcher` for the way out, `consumer` for groups.
 """
 
 from moldau.client import admin, group_admin
