@@ -13,11 +13,11 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from moldau.client.addresses import Address, parse_bootstrap
 from moldau.client.connection import CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, Connection
-from moldau.client.errors import ConnectionFailed, NoBrokerReachable, RequestTimedOut
+from moldau.client.errors import ConnectionFailed, NoBrokerReachable, RequestTimedOut, SettingsError
 from moldau.client.metadata import (
     ClusterMetadata,
     Node,
@@ -29,6 +29,9 @@ from moldau.client.metadata import (
 )
 from moldau.kernel import NO_LEADER, ErrorCode, KafkaError
 from moldau.protocol.message import Message, Struct
+
+if TYPE_CHECKING:
+    from moldau.client.settings import ConsumerSettings, ProducerSettings
 
 API_TIMEOUT_MS = 60_000
 METADATA_MAX_AGE_MS = 300_000
@@ -490,3 +493,21 @@ def _topic_error_text(name: str, code: ErrorCode) -> str:
     if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
         return f"{name!r} is not a legal topic name"
     return f"topic {name!r}: {code.name}"
+
+
+def client_for(settings: ProducerSettings | ConsumerSettings, **more: Any) -> ClusterClient:
+    """A client as a producer's or a consumer's settings want it."""
+    if settings.bootstrap_servers is None:
+        raise SettingsError("bootstrap.servers is missing: give at least one host:port")
+    return ClusterClient(
+        settings.bootstrap_servers,
+        client_id=settings.client_id,
+        request_timeout_ms=settings.request_timeout_ms,
+        connect_timeout_ms=settings.socket_connection_setup_timeout_ms,
+        metadata_max_age_ms=settings.metadata_max_age_ms,
+        retry_backoff_ms=settings.retry_backoff_ms,
+        retry_backoff_max_ms=settings.retry_backoff_max_ms,
+        reconnect_backoff_ms=settings.reconnect_backoff_ms,
+        reconnect_backoff_max_ms=settings.reconnect_backoff_max_ms,
+        **more,
+    )

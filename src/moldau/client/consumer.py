@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Self
 
-from moldau.client.cluster import FAULTS, ClusterClient, backoff_ms
+from moldau.client.cluster import FAULTS, backoff_ms, client_for
 from moldau.client.errors import CommitFailed, ConsumerClosed, NoCommittedOffset, RecordUnreadable, SettingsError
 from moldau.client.fetcher import Fetcher, FetchLimits, Start, resolve_offsets
 from moldau.client.group_coordinator import GroupCoordinator, GroupMetadata, OffsetAndMetadata
@@ -46,7 +46,7 @@ class Consumer:
         """`where` is bootstrap addresses, or the settings themselves with `bootstrap.servers`."""
         given: dict[str, object] = {"bootstrap.servers": where} if isinstance(where, str) else dict(where)
         self.settings: ConsumerSettings = consumer_settings({**given, **(settings or {})})
-        self._client = _client_for(self.settings)
+        self._client = client_for(self.settings, api_timeout_ms=self.settings.default_api_timeout_ms)
         self._coordinator: GroupCoordinator | None = None
         if self.settings.group_id is not None:
             self._coordinator = GroupCoordinator(self._client, self.settings.group_id)
@@ -706,20 +706,3 @@ def _commit_failure(error: KafkaError) -> KafkaError:
     if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
         return CommitFailed(error.code, f"{error}: poll to finish the rebalance, then commit again")
     return error
-
-
-def _client_for(settings: ConsumerSettings) -> ClusterClient:
-    if settings.bootstrap_servers is None:
-        raise SettingsError("bootstrap.servers is missing: give the address of a broker")
-    return ClusterClient(
-        settings.bootstrap_servers,
-        client_id=settings.client_id,
-        request_timeout_ms=settings.request_timeout_ms,
-        api_timeout_ms=settings.default_api_timeout_ms,
-        connect_timeout_ms=settings.socket_connection_setup_timeout_ms,
-        metadata_max_age_ms=settings.metadata_max_age_ms,
-        retry_backoff_ms=settings.retry_backoff_ms,
-        retry_backoff_max_ms=settings.retry_backoff_max_ms,
-        reconnect_backoff_ms=settings.reconnect_backoff_ms,
-        reconnect_backoff_max_ms=settings.reconnect_backoff_max_ms,
-    )

@@ -31,9 +31,9 @@ from moldau.client.accumulator import (
     Verdict,
     headers_bytes,
 )
-from moldau.client.cluster import FAULTS, LEADER_ERRORS, ClusterClient, backoff_ms
+from moldau.client.cluster import FAULTS, LEADER_ERRORS, ClusterClient, backoff_ms, client_for
 from moldau.client.connection import Connection
-from moldau.client.errors import ConnectionFailed, DeliveryTimedOut, ProducerClosed, SendTimedOut, SettingsError
+from moldau.client.errors import ConnectionFailed, DeliveryTimedOut, ProducerClosed, SendTimedOut
 from moldau.client.settings import ProducerSettings, producer_settings
 from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode, KafkaError
 from moldau.protocol.batches import HEADER_BYTES, NO_PRODUCER_ID
@@ -68,7 +68,7 @@ class Producer:
             given = {**where, **given}
         self.settings: ProducerSettings = producer_settings(given)
         self._owns_client = client is None
-        self._client = client or _client_for(self.settings)
+        self._client = client or client_for(self.settings)
         self._topics: dict[str, TopicLanes] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._ready: dict[PartitionQueue, None] = {}  # in turn: a queue that was served goes to the end
@@ -746,21 +746,6 @@ class Producer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-
-def _client_for(settings: ProducerSettings) -> ClusterClient:
-    if settings.bootstrap_servers is None:
-        raise SettingsError("bootstrap.servers is missing: give at least one host:port")
-    return ClusterClient(
-        settings.bootstrap_servers,
-        client_id=settings.client_id,
-        request_timeout_ms=settings.request_timeout_ms,
-        connect_timeout_ms=settings.socket_connection_setup_timeout_ms,
-        metadata_max_age_ms=settings.metadata_max_age_ms,
-        retry_backoff_ms=settings.retry_backoff_ms,
-        retry_backoff_max_ms=settings.retry_backoff_max_ms,
-        reconnect_backoff_ms=settings.reconnect_backoff_ms,
-        reconnect_backoff_max_ms=settings.reconnect_backoff_max_ms,
-    )
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
