@@ -229,7 +229,7 @@ def test_a_group_is_deleted_only_when_it_is_empty() -> None:
     assert play.machine.groups == {}
 
 
-def test_a_described_group_shows_assignments_only_when_it_is_stable() -> None:
+def test_a_described_group_shows_metadata_only_when_it_is_stable() -> None:
     play = Play()
     leader, _ = play.stable("a", 2)
 
@@ -242,7 +242,7 @@ def test_a_described_group_shows_assignments_only_when_it_is_stable() -> None:
     play.join("a", leader)
     described = describe()
     assert described.group_state == "PreparingRebalance" and described.protocol_data == ""
-    assert all(each.member_assignment == b"" for each in described.members)
+    assert all(each.member_metadata == b"" for each in described.members)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -747,7 +747,6 @@ class Producer:
         return task
 
 
-
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

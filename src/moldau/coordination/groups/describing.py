@@ -22,7 +22,7 @@ def list_group(group: ClassicGroup | ConsumerGroup) -> ListGroupsResponse.Listed
 
 
 def describe_classic(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
-    """Metadata and assignments only of a stable group: in between they are about to change."""
+    """Metadata only of a stable group: in between it is about to change."""
     is_stable = group.state is ClassicState.STABLE
     members = [
         DescribeGroupsResponse.DescribedGroupMember(
@@ -31,7 +31,7 @@ def describe_classic(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGro
             client_id=member.client_id,
             client_host=member.client_host,
             member_metadata=member.metadata(group.protocol) if is_stable else b"",
-            member_assignment=member.assignment if is_stable else b"",
+            member_assignment=member.assignment,
         )
         for member in group.members.values()
     ]
@@ -45,9 +45,9 @@ def describe_classic(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGro
     )
 
 
-def described_as_dead(group_id: str, version: int) -> DescribeGroupsResponse.DescribedGroup:
+def described_as_dead(group_id: str, version: int, why: str) -> DescribeGroupsResponse.DescribedGroup:
     described = DescribeGroupsResponse.DescribedGroup(group_id=group_id, group_state=DEAD)
     if version >= NOT_FOUND_VERSION_MIN:
         described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-        described.error_message = f"Group {group_id} not found."
+        described.error_message = f"Group {group_id} {why}."
     return described

@@ -255,7 +255,9 @@ class GroupMachine:
             described.append(
                 describe_classic(group)
                 if isinstance(group, ClassicGroup)
-                else described_as_dead(group_id, asked.caller.version)
+                else described_as_dead(
+                    group_id, asked.caller.version, "not found" if group is None else "is not a classic group"
+                )
             )
         step.answer(asked.token, DescribeGroupsResponse(groups=described))
 
