@@ -120,6 +120,21 @@ def test_a_record_that_nobody_can_read_costs_itself_alone(tmp_path: Path) -> Non
         assert any("group_records_skipped kind=32767" in line for line in broker.log)
 
 
+def test_a_long_load_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with Broker(data=str(tmp_path)) as broker:
+        wire = Wire(broker.bootstrap)
+        create(wire, "t")
+        find(wire, "g")
+        commit(wire, "g", 7)
+        broker.stop()
+        monkeypatch.setattr("moldau.broker.coordinator.PROGRESS_MS", 0)
+        broker.start()
+        assert wait_until(lambda: committed(Wire(broker.bootstrap), "g") == 7)
+        index = partition_of("g", OFFSETS_PARTITIONS)
+        assert any(f"coordinator_loading partition={OFFSETS_TOPIC}-{index} at=1 of=1" in line for line in broker.log)
+        assert any(f"coordinator_loaded partition={OFFSETS_TOPIC}-{index} records=1" in line for line in broker.log)
+
+
 def test_groups_are_gone_with_the_offsets_topic() -> None:
     with Broker() as broker:
         wire = Wire(broker.bootstrap)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moldau.broker.node import Node
 
 LOAD_BYTES = 1 << 20
+PROGRESS_MS = 1000
 # A turn is cut before its batch outgrows what a topic takes by default.
 TURN_BYTES_MAX = 512 << 10
 # What the requester is told when the log below refuses, by what the log said.
@@ -255,8 +256,8 @@ class Coordinator(Generic[AnyMachine]):
     async def _replay(self, hosted: _Hosted[AnyMachine]) -> None:
         """Piece by piece, so that others are served meanwhile."""
         partition, machine, clock = hosted.partition, hosted.shard.machine, self._node.clock
-        began_ms, records = clock.monotonic_ms(), 0
-        offset = partition.log.start_offset
+        began_ms = told_ms = clock.monotonic_ms()
+        records, offset = 0, partition.log.start_offset
         try:
             while offset < partition.log.end_offset:
                 piece = partition.log.read(offset, LOAD_BYTES, offset_max=INT64_MAX, at_least_one=True)
@@ -268,6 +269,11 @@ class Coordinator(Generic[AnyMachine]):
                         self._replay_batch(machine, batch)
                         records += header.record_count
                     offset = header.last_offset + 1
+                if clock.monotonic_ms() - told_ms >= PROGRESS_MS:
+                    told_ms = clock.monotonic_ms()
+                    self._node.say(
+                        f"coordinator_loading partition={partition} at={offset} of={partition.log.end_offset}"
+                    )
                 await asyncio.sleep(0)
                 if hosted.shard.state is not ShardState.LOADING:
                     return
