@@ -113,7 +113,12 @@ class Kafka:
             jvm_options=KAFKA_JVM,
             command_prefix=PINNED,
             # A killed broker's id is barred until its session ends; the default of 9 s would hide the recovery itself.
-            properties={"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"},
+            # The delay of a group's first rebalance is the default of both, which the tests' Kafka does without.
+            properties={
+                "broker.session.timeout.ms": "2000",
+                "broker.heartbeat.interval.ms": "500",
+                "group.initial.rebalance.delay.ms": "3000",
+            },
         )
 
     @property

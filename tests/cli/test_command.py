@@ -109,7 +109,7 @@ def test_no_broker_for_produce_either() -> None:
         (("consume", "x", "-s", "middle"), "write start, end"),
         (("consume", "x", "-f", "%q"), "%q is nothing"),
         (("consume", "x", "-f", "%v", "-o", "json"), "exclude each other"),
-        (("consume", "x", "-X", "fetch.max.byte=1"), "did you mean fetch.max.bytes?"),
+        (("consume", "x", "-X", "fetch.max.byte=1"), "fetch.max.bytes'?"),
         (("config", "get", "x"), "write topic/NAME"),
         (("config", "get", "broker/one"), "a broker's id is a number"),
         (("config", "set", "topic/x"), "nothing to change"),

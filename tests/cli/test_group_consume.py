@@ -102,3 +102,21 @@ def test_what_is_not_the_groups_business_is_refused(cluster: Moldau, orders: str
     assert "`moldau group reset any` moves it" in cluster("consume", orders, "-g", "any", "-s", "3", code=2).err
     assert "does not exist" in cluster("consume", "no-such-topic", "-g", "any", code=3).err
     assert "session.timeout.mss" in cluster("consume", orders, "-g", "any", "-X", "session.timeout.mss=1", code=2).err
+
+
+def test_without_a_group_there_is_one_of_its_own_that_is_gone_afterwards(cluster: Moldau, orders: str) -> None:
+    def groups() -> set[str]:
+        found = {row["group"] for row in cluster("group", "list", "-o", "json").json}
+        return {group for group in found if group.startswith("console-consumer-")}
+
+    before = groups()
+    reading = cluster.start("consume", orders, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert reading.stdout is not None
+    lines = {reading.stdout.readline() for _ in range(20)}
+    assert lines == {f"{partition}-{number}\n".encode() for partition in (0, 1) for number in range(10)}
+    own = groups() - before
+    assert own, "the reader is not among the groups"
+    reading.send_signal(signal.SIGINT)
+    _, complaints = reading.communicate(timeout=SECONDS_MAX)
+    assert (reading.returncode, complaints) == (0, b"")
+    assert len(own - groups()) == 1

@@ -126,7 +126,10 @@ def consume(
     from moldau.cli.render import renderer_for
 
     wish = Wish(topics, parse_start(start), count, exit_, partition, isolation)
-    _run(wish, group, renderer_for(output, format_, null), bootstrap, properties)
+    # Who stays on is seen among the groups, as with Kafka's own command; who reads a part just reads it.
+    is_console = wish.start.kind is StartKind.BEGINNING and count is None and not exit_ and not partition
+    renderer = renderer_for(output, format_, null)
+    _run(wish, group, renderer, bootstrap, properties, is_console=is_console)
 
 
 @tail_app.command()
@@ -173,13 +176,25 @@ def parse_start(text: str) -> Start:
     return Start(StartKind.LAST if word.startswith("-") else StartKind.OFFSET, int(digits))
 
 
-def _run(wish: Wish, group: str | None, renderer: Renderer, bootstrap: str, properties: list[str] | None) -> None:
+def _run(
+    wish: Wish,
+    group: str | None,
+    renderer: Renderer,
+    bootstrap: str,
+    properties: list[str] | None,
+    *,
+    is_console: bool = False,
+) -> None:
     from moldau.cli.options import parse_pairs
     from moldau.cli.output import write
 
     given = parse_pairs(properties, "-X")
     try:
-        if group is None:
+        if group is None and is_console:
+            from moldau.cli.consume_group import read_with_group_of_ones_own
+
+            read_with_group_of_ones_own(wish, renderer, bootstrap, given)
+        elif group is None:
             _read_alone(wish, renderer, bootstrap, given)
         else:
             from moldau.cli.consume_group import read_with_group

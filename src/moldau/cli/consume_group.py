@@ -7,6 +7,7 @@ took what was printed, as in `| head`.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ _RESETS = {StartKind.BEGINNING: "earliest", StartKind.END: "latest"}
 
 
 def read_with_group(group: str, wish: Wish, renderer: Renderer, bootstrap: str, properties: Mapping[str, str]) -> None:
-    from moldau.cli.remote import CLIENT_PROPERTIES, find_topic, on_cluster_with
-
     if wish.start.kind not in _RESETS:
         raise usage(
             f"-g {group}: a group goes on where it left off, and `moldau group reset {group}` moves it; -s may be "
@@ -34,14 +33,39 @@ def read_with_group(group: str, wish: Wish, renderer: Renderer, bootstrap: str, 
         )
     if wish.partitions:
         raise usage(f"-g {group}: members of a group are given their partitions; leave -p out, or -g")
-    if wish.count == 0:
-        return
-    settings = _settings(group, wish, bootstrap, properties)
+    if wish.count != 0:
+        _read_on_cluster(_settings(group, wish, bootstrap, properties), wish, renderer, bootstrap, properties)
+
+
+def read_with_group_of_ones_own(wish: Wish, renderer: Renderer, bootstrap: str, properties: Mapping[str, str]) -> None:
+    """Like Kafka's console consumer: a group that nobody else has. It commits nothing, and is gone afterwards."""
+    group = f"console-consumer-{random.randrange(10_000, 100_000)}"
+    settings = {**_settings(group, wish, bootstrap, properties), "enable.auto.commit": False}
+    _read_on_cluster(settings, wish, renderer, bootstrap, properties, then_delete=group)
+
+
+def _read_on_cluster(
+    settings: Mapping[str, object],
+    wish: Wish,
+    renderer: Renderer,
+    bootstrap: str,
+    properties: Mapping[str, str],
+    *,
+    then_delete: str | None = None,
+) -> None:
+    from moldau.cli.remote import CLIENT_PROPERTIES, find_topic, on_cluster_with
+    from moldau.client import consumer_settings, group_admin
+
+    consumer_settings(settings)  # a wrong one is told before anything is asked
 
     async def work(client: ClusterClient) -> None:
         for topic in wish.topics:
             await find_topic(client, topic)
-        await _read(client, settings, wish, renderer)
+        try:
+            await _read(client, settings, wish, renderer)
+        finally:
+            if then_delete is not None:
+                await group_admin.delete_groups(client, [then_delete])
 
     shared = {name: value for name, value in properties.items() if name in CLIENT_PROPERTIES}
     on_cluster_with(bootstrap, shared, work)
