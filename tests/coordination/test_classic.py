@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from moldau.coordination.groups.classic import ClassicGroup, ClassicState
+from moldau.coordination.groups.subscriptions import write_assignment
 from moldau.kernel import ErrorCode
+from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.sync_group import SyncGroupRequest
 from tests.coordination.play import REBALANCE_MS, SESSION_MS, Play
 
@@ -247,6 +249,45 @@ def test_a_leader_that_never_syncs_is_out_and_another_leads() -> None:
     assert play.heartbeat("g", leader, 1) is ErrorCode.UNKNOWN_MEMBER_ID
     again = play.answers[play.join("g", follower)]
     assert (again.leader, again.generation_id) == (follower, 2)
+
+
+def cooperative(*owned: int) -> bytes:
+    partitions = [ConsumerProtocolSubscription.TopicPartition("t", list(owned))] if owned else []
+    subscription = ConsumerProtocolSubscription(topics=["t"], user_data=None, owned_partitions=partitions)
+    return b"\0\1" + subscription.encode(1)
+
+
+def second_of_two(play: Play) -> tuple[str, str, int]:
+    """One member gives up partition 1 of 0 and 1 for a new one, which waits in Sync: (first, second, its token)."""
+    (first,) = play.stable("g", protocols=(("cooperative-sticky", cooperative()),))
+    second, token = play.new_member("g", protocols=(("cooperative-sticky", cooperative()),))
+    play.join("g", first, protocols=(("cooperative-sticky", cooperative(0, 1)),))
+    assert play.answers[token].generation_id == 2
+    waiting = play.sync("g", second, 2)
+    handed = {first: write_assignment({"t": [0]}, 1), second: write_assignment({}, 1)}
+    assert play.answers[play.sync("g", first, 2, handed)].assignment == handed[first], "it has something to give up"
+    return first, second, waiting
+
+
+def test_who_gets_partitions_in_the_next_rebalance_hears_of_it_at_once() -> None:
+    play = Play()
+    first, second, waiting = second_of_two(play)
+    assert waiting not in play.answers
+    assert play.heartbeat("g", second, 2) is ErrorCode.NONE
+    play.join("g", first, protocols=(("cooperative-sticky", cooperative(0)),))
+    assert play.answers[waiting].error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    again = play.join("g", second, protocols=(("cooperative-sticky", cooperative()),))
+    assert play.answers[again].generation_id == 3
+
+
+def test_who_waits_for_a_rebalance_that_does_not_come_is_told_its_assignment() -> None:
+    play = Play()
+    _, second, waiting = second_of_two(play)
+    again = play.sync("g", second, 2)
+    assert play.answers[waiting].error_code == ErrorCode.UNKNOWN_MEMBER_ID, "of two that wait the older goes"
+    play.pass_time(1000)
+    assert play.answers[again].error_code == 0
+    assert play.answers[play.sync("g", second, 2)].error_code == 0, "and from then on at once"
 
 
 # -- heartbeats, leaving, sessions -------------------------------------------------------------------------------------

@@ -161,7 +161,8 @@ class GroupModel(RuleBasedStateMachine):
         if group.state is ClassicState.STABLE:
             assert group.generation >= self.stable_generation, "a generation came back"
             self.stable_generation = group.generation
-            assert all(member.sync_token is None for member in group.members.values()), "nobody answers these"
+            waiting = {member.id for member in group.members.values() if member.sync_token is not None}
+            assert waiting <= group.held, "nobody answers these"
         if group.state is not ClassicState.PREPARING:
             assert all(member.join_token is None for member in group.members.values()), "nobody answers these"
 

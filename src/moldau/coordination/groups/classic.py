@@ -90,6 +90,7 @@ class ClassicGroup:
         "generation",
         "had_no_members",
         "has_new_member",
+        "held",
         "history",
         "id",
         "leader",
@@ -118,6 +119,8 @@ class ClassicGroup:
         # Ids that were handed out and not used yet; whose assignment was not fetched yet.
         self.pending: set[str] = set()
         self.pending_sync: set[str] = set()
+        # While STABLE: who is not told yet, because the next rebalance is about to begin (see `classic_protocol`).
+        self.held: set[str] = set()
         # While PREPARING: whether the group was empty before, and whether someone came in the present delay.
         self.had_no_members = False
         self.has_new_member = False
@@ -210,6 +213,7 @@ class ClassicGroup:
     def remove(self, member_id: str) -> None:
         self.pending.discard(member_id)
         self.pending_sync.discard(member_id)
+        self.held.discard(member_id)
         member = self.members.pop(member_id, None)
         if member is None:
             return
@@ -228,6 +232,7 @@ class ClassicGroup:
         self.static[member.instance_id] = new_id
         if self.leader == old_id:
             self.leader = new_id
+        self.held.discard(old_id)
         if old_id in self.pending_sync:
             self.pending_sync.remove(old_id)
             self.pending_sync.add(new_id)

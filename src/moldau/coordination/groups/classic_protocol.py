@@ -6,6 +6,9 @@ A rebalance has two waits, and every timer here ends one of them:
              `group.initial.rebalance.delay.ms` for more to come instead, again and again while some do
     sync     members have as long to fetch what the leader assigned
     session  a member that is not waiting must be heard of within its session timeout
+    hold     cooperative members give up partitions in one rebalance and get them in the next, which the first of them
+             to join again begins. All others would hear of it with their next heartbeat, seconds later; so whoever has
+             nothing to give up is told its assignment a moment later, or of that next rebalance if it comes first
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from moldau.coordination.groups.classic import (
     assignments_by_member,
 )
 from moldau.coordination.groups.events import Asked, GroupSettings
+from moldau.coordination.groups.subscriptions import read_assignment, read_subscription
 from moldau.coordination.shard import Step
 from moldau.kernel import Dice, ErrorCode, KafkaError
 from moldau.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -26,7 +30,8 @@ from moldau.protocol.messages.join_group import JoinGroupRequest, JoinGroupRespo
 from moldau.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from moldau.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-JOIN, SYNC, SESSION = "join", "sync", "session"
+JOIN, SYNC, SESSION, HOLD = "join", "sync", "session", "hold"
+HOLD_MS = 1000
 UNKNOWN_MEMBER = ""
 KNOWN_MEMBER_VERSION_MIN = 4  # of JoinGroup: ask again with the id that we gave you (KIP-394)
 SKIP_ASSIGNMENT_VERSION_MIN = 9
@@ -188,10 +193,12 @@ class ClassicProtocol:
             self.rebalance(group, why, step)
 
     def rebalance(self, group: ClassicGroup, why: str, step: Step) -> None:
-        if group.state is ClassicState.COMPLETING:
-            for member in group.members.values():
+        for member in group.members.values():
+            if group.state is ClassicState.COMPLETING:
                 member.assignment = b""
-                self._answer_sync(group, member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS), step)
+            self._answer_sync(group, member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS), step)
+        group.held.clear()
+        self._deadlines.cancel((HOLD, group.id, ""))
         group.pending_sync.clear()
         self._deadlines.cancel((SYNC, group.id, ""))
         group.had_no_members = group.is_empty
@@ -265,13 +272,13 @@ class ClassicProtocol:
         if group.state is ClassicState.PREPARING:
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
         self._has_synced(group, member)
-        if group.state is ClassicState.STABLE:
+        if group.state is ClassicState.STABLE and member.id not in group.held:
             step.answer(asked.token, _synced(group, member))
             return
         if member.sync_token is not None:
             step.answer(member.sync_token, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
         member.sync_token = asked.token
-        if member.id == group.leader:
+        if member.id == group.leader and group.state is ClassicState.COMPLETING:
             self._assign(group, request, step)
 
     def _assign(self, group: ClassicGroup, request: SyncGroupRequest, step: Step) -> None:
@@ -280,9 +287,20 @@ class ClassicProtocol:
             member.assignment = assignments.get(member.id, b"")
         group.enter(ClassicState.STABLE, step.wall_ms)
         step.log(group.key, group.value())
+        group.held = members_with_nothing_to_give_up(group)
+        if group.held:
+            self._deadlines.set((HOLD, group.id, ""), step.now_ms + HOLD_MS)
         for member in group.members.values():
-            self._answer_sync(group, member, _synced(group, member), step)
+            if member.id not in group.held:
+                self._answer_sync(group, member, _synced(group, member), step)
         self._say_done(group, step)
+
+    def on_hold_time(self, group: ClassicGroup, step: Step) -> None:
+        """No further rebalance came."""
+        group.held.clear()
+        if group.state is ClassicState.STABLE:
+            for member in group.members.values():
+                self._answer_sync(group, member, _synced(group, member), step)
 
     def _answer_sync(self, group: ClassicGroup, member: ClassicMember, response: SyncGroupResponse, step: Step) -> None:
         if member.sync_token is not None:
@@ -406,7 +424,26 @@ class ClassicProtocol:
             self._deadlines.cancel((SESSION, group.id, member_id))
         self._deadlines.cancel((JOIN, group.id, ""))
         self._deadlines.cancel((SYNC, group.id, ""))
+        self._deadlines.cancel((HOLD, group.id, ""))
         self._delay_left_ms.pop(group.id, None)
+
+
+def members_with_nothing_to_give_up(group: ClassicGroup) -> set[str]:
+    """While some are to give up partitions that nobody has been given yet, all others; usually nobody."""
+    if not group.is_consumer:
+        return set()
+    owned: dict[str, set[tuple[str, int]]] = {}
+    given: dict[str, set[tuple[str, int]]] = {}
+    for member in group.members.values():
+        subscription = read_subscription(member.metadata(group.protocol))
+        assignment = read_assignment(member.assignment)
+        if subscription is None or assignment is None:
+            return set()
+        owned[member.id] = {(each.topic, index) for each in subscription.owned_partitions for index in each.partitions}
+        given[member.id] = {(topic, index) for topic, indexes in assignment.items() for index in indexes}
+    if set().union(*owned.values()) <= set().union(*given.values()):
+        return set()
+    return {member_id for member_id in owned if owned[member_id] <= given[member_id]}
 
 
 def _rebalance_timeout_ms(request: JoinGroupRequest) -> int:

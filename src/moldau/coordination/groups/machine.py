@@ -11,7 +11,7 @@ from typing import Any
 
 from moldau.coordination.deadlines import Deadlines
 from moldau.coordination.groups.classic import ClassicGroup, ClassicState, group_key
-from moldau.coordination.groups.classic_protocol import JOIN, SESSION, SYNC, ClassicProtocol, TimerKey
+from moldau.coordination.groups.classic_protocol import HOLD, JOIN, SESSION, SYNC, ClassicProtocol, TimerKey
 from moldau.coordination.groups.consumer import ConsumerGroup, TopicView
 from moldau.coordination.groups.consumer_changes import Group
 from moldau.coordination.groups.consumer_protocol import ConsumerProtocol
@@ -123,6 +123,8 @@ class GroupMachine:
                 self._classic.on_join_time(group, step)
             elif what == SYNC:
                 self._classic.on_sync_time(group, step)
+            elif what == HOLD:
+                self._classic.on_hold_time(group, step)
 
     @property
     def next_deadline_ms(self) -> int | None:
