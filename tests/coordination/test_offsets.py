@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moldau.coordination.groups import TopicsChanged
 from moldau.coordination.groups.classic import ClassicState
-from moldau.coordination.groups.records import offset_key, read_offset_key
-from moldau.kernel import ErrorCode
+from moldau.coordination.groups.records import encode_key, encode_value, offset_key, pack_offset, read_offset_key
+from moldau.kernel import ZERO_UUID, ErrorCode
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
+from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey, OffsetCommitValue
 from moldau.protocol.messages.delete_groups import DeleteGroupsRequest
 from moldau.protocol.messages.describe_groups import DescribeGroupsRequest
 from moldau.protocol.messages.list_groups import ListGroupsRequest
@@ -250,6 +253,23 @@ def test_a_described_group_shows_metadata_only_when_it_is_stable() -> None:
 
 def test_an_offsets_key_is_read_as_it_was_written() -> None:
     assert read_offset_key(offset_key("gröup", "tópic", 2**31 - 1)) == ("gröup", "tópic", 2**31 - 1)
+
+
+@given(
+    offset=st.integers(-(2**63), 2**63 - 1),
+    epoch=st.integers(-1, 2**31 - 1),
+    metadata=st.text(max_size=200),
+    topic_id=st.sampled_from([ZERO_UUID, bytes(range(16))]),
+    names=st.tuples(st.text(max_size=40), st.text(max_size=40)),
+)
+def test_what_is_packed_directly_is_what_the_messages_write(
+    offset: int, epoch: int, metadata: str, topic_id: bytes, names: tuple[str, str]
+) -> None:
+    value = OffsetCommitValue(
+        offset=offset, leader_epoch=epoch, metadata=metadata, commit_timestamp=7, topic_id=topic_id
+    )
+    assert pack_offset(offset, epoch, metadata, 7, topic_id) == encode_value(value, 4)
+    assert offset_key(*names, 3) == encode_key(OffsetCommitKey(*names, 3))
 
 
 @pytest.mark.parametrize("key", [b"\0\1", b"\0\1\0\5ab", b"\0\1\0\1a\0\1b\0\0", b"\0\1\0\1\xff\0\1b\0\0\0\0"])

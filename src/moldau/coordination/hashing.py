@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _INT32 = 0xFFFFFFFF
+KEYS_REMEMBERED_MAX = 1 << 16  # every request of a group asks again
 
 
 def java_string_hash(text: str) -> int:
@@ -14,6 +17,7 @@ def java_string_hash(text: str) -> int:
     return result - (1 << 32) if result >> 31 else result
 
 
+@lru_cache(maxsize=KEYS_REMEMBERED_MAX)
 def partition_of(key: str, partitions: int) -> int:
     """Kafka's `Utils.abs`: the smallest integer has no opposite and counts as 0."""
     code = java_string_hash(key)

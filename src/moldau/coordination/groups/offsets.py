@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from moldau.coordination.groups.records import (
     committed_offset,
     decode_offset,
-    encode_offset,
+    encode_expiring_offset,
     offset_key,
+    pack_offset,
     read_offset_key,
 )
 from moldau.coordination.shard import Step
 from moldau.kernel import ZERO_UUID, ErrorCode
-from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitValue
 from moldau.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from moldau.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
@@ -69,17 +69,12 @@ class Offsets:
                 if len(metadata) > metadata_bytes_max:
                     code = ErrorCode.OFFSET_METADATA_TOO_LARGE
                 else:
-                    expires_ms = -1 if request.retention_time_ms < 0 else step.wall_ms + request.retention_time_ms
-                    value = encode_offset(
-                        OffsetCommitValue(
-                            offset=partition.committed_offset,
-                            leader_epoch=partition.committed_leader_epoch,
-                            metadata=metadata,
-                            commit_timestamp=step.wall_ms,
-                            expire_timestamp=expires_ms,
-                            topic_id=topic.topic_id,
-                        )
-                    )
+                    offset, now_ms = partition.committed_offset, step.wall_ms
+                    if request.retention_time_ms < 0:
+                        value = pack_offset(offset, partition.committed_leader_epoch, metadata, now_ms, topic.topic_id)
+                    else:
+                        expires_ms = now_ms + request.retention_time_ms
+                        value = encode_expiring_offset(offset, metadata, now_ms, expires_ms)
                     self._put(request.group_id, topic.name, partition.partition_index, value)
                     step.log(offset_key(request.group_id, topic.name, partition.partition_index), value)
                 answers.append(OffsetCommitResponse.OffsetCommitResponsePartition(partition.partition_index, code))

@@ -11,11 +11,16 @@ import struct
 from moldau.kernel import ZERO_UUID
 from moldau.protocol.message import Message
 from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey, OffsetCommitValue
-from moldau.protocol.wire import ProtocolError
+from moldau.protocol.wire import ProtocolError, write_uvarint
 
 _VERSION = struct.Struct(">h")
 VERSION_BYTES = _VERSION.size
 _OFFSET = struct.Struct(">hq")
+_OFFSET_AND_EPOCH = struct.Struct(">hqi")
+_KIND_AND_LENGTH = struct.Struct(">hh")
+_PARTITION = struct.Struct(">i")
+_TIME = struct.Struct(">q")
+_TOPIC_ID_TAG = bytes((1, 0, 16))  # one tagged field, the first, of 16 bytes
 # Plain, and the one that still knows an expiry of its own (OffsetCommit versions 2 to 4).
 OFFSET_VALUE_VERSION, OFFSET_VALUE_WITH_EXPIRY_VERSION = 4, 1
 
@@ -45,7 +50,28 @@ def version_of(value: bytes) -> int:
 
 
 def offset_key(group: str, topic: str, partition: int) -> bytes:
-    return encode_key(OffsetCommitKey(group, topic, partition))
+    """Packed directly, as is `pack_offset`: a commit makes one of each."""
+    group_bytes, topic_bytes = group.encode(), topic.encode()
+    return b"".join(
+        (
+            _KIND_AND_LENGTH.pack(OffsetCommitKey.API_KEY, len(group_bytes)),
+            group_bytes,
+            _VERSION.pack(len(topic_bytes)),
+            topic_bytes,
+            _PARTITION.pack(partition),
+        )
+    )
+
+
+def pack_offset(offset: int, leader_epoch: int, metadata: str, commit_ms: int, topic_id: bytes) -> bytes:
+    """The value of a commit without an expiry of its own."""
+    text = metadata.encode()
+    out = bytearray(_OFFSET_AND_EPOCH.pack(OFFSET_VALUE_VERSION, offset, leader_epoch))
+    write_uvarint(out, len(text) + 1)
+    out += text
+    out += _TIME.pack(commit_ms)
+    out += b"\0" if topic_id == ZERO_UUID else _TOPIC_ID_TAG + topic_id
+    return bytes(out)
 
 
 def read_offset_key(key: bytes) -> tuple[str, str, int]:
@@ -61,10 +87,9 @@ def read_offset_key(key: bytes) -> tuple[str, str, int]:
         raise ProtocolError(f"an offset's key does not read: {error}") from None
 
 
-def encode_offset(value: OffsetCommitValue) -> bytes:
-    if value.expire_timestamp < 0:
-        return encode_value(value, OFFSET_VALUE_VERSION)
-    value.leader_epoch, value.topic_id = -1, ZERO_UUID  # which that version has no place for
+def encode_expiring_offset(offset: int, metadata: str, commit_ms: int, expires_ms: int) -> bytes:
+    """In the one version that has an expiry, which has no place for leader epochs and topic ids."""
+    value = OffsetCommitValue(offset=offset, metadata=metadata, commit_timestamp=commit_ms, expire_timestamp=expires_ms)
     return encode_value(value, OFFSET_VALUE_WITH_EXPIRY_VERSION)
 
 
