@@ -133,3 +133,12 @@ def topic(moldau: Moldau, new_name: Callable[[], str]) -> str:
     name = new_name()
     moldau("topic", "create", name, "-p", "1")
     return name
+
+
+@pytest.fixture(params=["moldau", "kafka"])
+def cluster(request: pytest.FixtureRequest) -> Moldau:
+    """The same commands on both."""
+    if request.param == "kafka":
+        return Moldau(request.getfixturevalue("apache_kafka").bootstrap)
+    found: Moldau = request.getfixturevalue("moldau")
+    return found

@@ -21,14 +21,6 @@ from tests.oracle import require_oracle, run_tool
 pytestmark = pytest.mark.clients
 
 
-@pytest.fixture(params=["moldau", "kafka"])
-def cluster(request: pytest.FixtureRequest) -> Moldau:
-    if request.param == "kafka":
-        return Moldau(request.getfixturevalue("apache_kafka").bootstrap)
-    found: Moldau = request.getfixturevalue("moldau")
-    return found
-
-
 @pytest.fixture
 def orders(cluster: Moldau, new_name: Callable[[], str]) -> str:
     """A topic of three partitions with 5, 3 and 0 records."""

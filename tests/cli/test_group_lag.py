@@ -18,14 +18,6 @@ from tests.client.group_members import Members
 pytestmark = pytest.mark.clients
 
 
-@pytest.fixture(params=["moldau", "kafka"])
-def cluster(request: pytest.FixtureRequest) -> Moldau:
-    if request.param == "kafka":
-        return Moldau(request.getfixturevalue("apache_kafka").bootstrap)
-    found: Moldau = request.getfixturevalue("moldau")
-    return found
-
-
 @pytest.fixture
 def orders(cluster: Moldau, new_name: Callable[[], str]) -> str:
     """Two partitions with 5 and 3 records."""

@@ -19,14 +19,6 @@ pytestmark = pytest.mark.clients
 BEGAN = "2024-05-01T10:00:0{}Z"
 
 
-@pytest.fixture(params=["moldau", "kafka"])
-def cluster(request: pytest.FixtureRequest) -> Moldau:
-    if request.param == "kafka":
-        return Moldau(request.getfixturevalue("apache_kafka").bootstrap)
-    found: Moldau = request.getfixturevalue("moldau")
-    return found
-
-
 @pytest.fixture
 def orders(cluster: Moldau, new_name: Callable[[], str]) -> str:
     """Two partitions: six records of three seconds without the first two, and four records of one second."""

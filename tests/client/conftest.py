@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from moldau.testing import Broker
 from tests.oracle import ApacheKafka, require_oracle
 
 
@@ -25,10 +26,6 @@ def kafka_server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(scope="session")
 def moldau_server() -> Iterator[Server]:
-    try:
-        from moldau.testing import Broker
-    except ImportError:
-        pytest.skip("moldau.testing has no Broker yet")
     with Broker() as broker:
         yield Server("moldau", broker.bootstrap)
 
@@ -72,8 +69,6 @@ def kafka_groups_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="session")
 def moldau_groups_server() -> Iterator[Server]:
-    from moldau.testing import Broker
-
     with Broker({**QUICK_GROUPS, **QUICK_NEXT_GROUPS}) as broker:
         yield Server("moldau", broker.bootstrap)
 

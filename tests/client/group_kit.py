@@ -15,11 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pytest
-
 from moldau.client import ClusterClient, ConsumedRecord, Consumer, Producer, admin
 from moldau.kernel import TopicPartition
-from moldau.protocol.messages.registry import ApiKey
 from tests.client.conftest import Server
 from tests.oracle import TOOLS, java_command, require_oracle
 
@@ -51,11 +48,7 @@ def new_group() -> str:
 
 
 async def settings_for(server: Server, protocol: str, group: str, **more: object) -> dict[str, object]:
-    """Settings of a member; skips the test on a server that does not know the protocol."""
-    if protocol == "next":
-        async with ClusterClient(server.bootstrap) as client:
-            if not (await client.any_connection()).supports(ApiKey.CONSUMER_GROUP_HEARTBEAT):
-                pytest.skip(f"{server.kind} does not serve KIP-848 yet")
+    """Settings of a member."""
     given = {name.replace("_", "."): value for name, value in more.items()}
     return {"bootstrap.servers": server.bootstrap, "group.id": group, **_QUICK, **PROTOCOLS[protocol], **given}
 

@@ -38,14 +38,6 @@ def make_topic(server: Server, name: str, partitions: int) -> None:
     on(server.bootstrap, work)
 
 
-def require_next_generation(server: Server) -> None:
-    async def work(client: ClusterClient) -> None:
-        if not (await client.any_connection()).supports(ApiKey.CONSUMER_GROUP_HEARTBEAT):
-            pytest.skip(f"{server.kind} does not serve groups of the next generation")
-
-    on(server.bootstrap, work)
-
-
 def test_a_classic_group_is_listed_and_described_with_its_members(server: Server, new_topic: Callable[[], str]) -> None:
     topic, group = new_topic(), new_topic()
     make_topic(server, topic, 3)
@@ -85,7 +77,6 @@ def test_a_static_member_shows_its_instance(server: Server, new_topic: Callable[
 
 
 def test_a_group_of_the_next_generation_is_described_alike(server: Server, new_topic: Callable[[], str]) -> None:
-    require_next_generation(server)
     topic, group = new_topic(), new_topic()
     make_topic(server, topic, 2)
 

@@ -126,7 +126,7 @@ class Coordinator(Generic[AnyMachine]):
 
     def tell_all(self, event: Any) -> None:
         """News for every shard that is active; what loads now reads the present state when it has."""
-        for hosted in self._hosted.values():
+        for hosted in list(self._hosted.values()):  # an append that fails changes it
             if hosted.shard.state is ShardState.ACTIVE:
                 hosted.shard.submit(event, self._now())
                 self._after(hosted)
