@@ -105,11 +105,14 @@ def test_a_record_that_nobody_can_read_costs_itself_alone(tmp_path: Path) -> Non
         find(wire, "g")
         commit(wire, "g", 7)
         index = partition_of("g", OFFSETS_PARTITIONS)
+        admin = Wire(broker.bootstrap, client_id="__admin_client")  # nobody else may write there
         for key, value in ((b"\0\1\0\xff", b"x"), (b"", b"x"), (b"\0\2\0\1g", b"\0\3\xff"), (b"\x7f\xff", b"")):
             batch = bytes(build_batch([Record(0, 1_700_000_000_000, key, value)]))
             request = produce(OFFSETS_TOPIC, batch)
             request.topic_data[0].partition_data[0].index = index
             answer: Any = wire.ask(request, 9)
+            assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+            answer = admin.ask(request, 9)
             assert answer.responses[0].partition_responses[0].error_code == 0
         commit(wire, "g", 8)
         broker.stop()

@@ -8,7 +8,7 @@ from typing import Any
 from moldau.coordination import Shard
 from moldau.coordination.groups import GroupMachine, TopicsChanged
 from moldau.coordination.groups.consumer import ConsumerGroup
-from moldau.coordination.groups.records import kind_of
+from moldau.coordination.prefixed import kind_of
 from moldau.kernel import ErrorCode
 from moldau.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,

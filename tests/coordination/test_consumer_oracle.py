@@ -19,7 +19,7 @@ from moldau.broker.handlers import k68_consumer_group_heartbeat as handler
 from moldau.coordination import Logged, partition_of
 from moldau.coordination.groups import Asked, Caller
 from moldau.coordination.groups.consumer_records import CONSUMER_KINDS, decode
-from moldau.coordination.groups.records import kind_of
+from moldau.coordination.prefixed import kind_of
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.batches import iterate_batches, iterate_records
 from moldau.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest

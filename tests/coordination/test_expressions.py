@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moldau.coordination.groups.expressions import matching, matching_after, require_valid
+from moldau.coordination.expressions import matching, matching_after, require_valid
 from moldau.kernel import ErrorCode, KafkaError
 from tests.coordination.consumer_play import Client, ConsumerPlay, settle
 from tests.coordination.topics import Topics

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from moldau.coordination.groups import TopicsChanged
 from moldau.coordination.groups.classic import ClassicState
-from moldau.coordination.groups.records import encode_key, encode_value, offset_key, pack_offset, read_offset_key
+from moldau.coordination.groups.records import offset_key, pack_offset, read_offset_key
+from moldau.coordination.prefixed import encode_key, encode_value
 from moldau.kernel import ZERO_UUID, ErrorCode
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey, OffsetCommitValue

@@ -26,7 +26,6 @@ class Refused:
 
 
 _GONE = "removed from Kafka with ZooKeeper"
-_TRANSACTIONS = "comes with transactions"
 _SECURITY = "comes with authentication and authorization"
 _QUOTAS = "comes with quotas"
 _CLUSTER = "comes with clusters; spoken between brokers and controllers"
@@ -55,6 +54,11 @@ _HANDLERS = {
     21: "k21_delete_records",
     22: "k22_init_producer_id",
     23: "k23_offset_for_leader_epoch",
+    24: "k24_add_partitions_to_txn",
+    25: "k25_add_offsets_to_txn",
+    26: "k26_end_txn",
+    27: "k27_write_txn_markers",
+    28: "k28_txn_offset_commit",
     32: "k32_describe_configs",
     33: "k33_alter_configs",
     34: "k34_alter_replica_log_dirs",
@@ -68,6 +72,8 @@ _HANDLERS = {
     57: "k57_update_features",
     60: "k60_describe_cluster",
     61: "k61_describe_producers",
+    65: "k65_describe_transactions",
+    66: "k66_list_transactions",
     68: "k68_consumer_group_heartbeat",
     69: "k69_consumer_group_describe",
     74: "k74_list_config_resources",
@@ -77,14 +83,12 @@ _HANDLERS = {
 _REASONS = (
     (range(4, 8), _GONE),
     ((17, 36), _SECURITY),
-    (range(24, 29), _TRANSACTIONS),
     (range(29, 32), _SECURITY),
     (range(38, 42), _SECURITY),
     ((45, 46), _REASSIGNMENT),
     ((48, 49), _QUOTAS),
     ((50, 51), _SECURITY),
     ((52, 53, 54, 56, 58, 59, 62, 63, 64, 67, 70, 73, 80, 81, 82), _CLUSTER),
-    ((65, 66), _TRANSACTIONS),
     ((71, 72), _TELEMETRY),
     ((*range(76, 80), *range(83, 88), *range(90, 93)), _SHARE),
     ((88, 89), _STREAMS),

@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moldau.broker.partition import INT64_MAX, Partition
-from moldau.coordination import Answer, Machine, Moment, Shard, ShardState, partition_of
+from moldau.coordination import (
+    Answer,
+    InTransaction,
+    Logged,
+    Machine,
+    Moment,
+    Shard,
+    ShardState,
+    partition_of,
+)
 from moldau.kernel import ErrorCode, KafkaError, Timer
 from moldau.protocol.batches import (
+    BatchHeader,
     CorruptBatchError,
     Record,
     build_batch,
+    build_plain_batch,
     iterate_batches,
     keys_and_values,
 )
 from moldau.protocol.compression import Compression
+from moldau.protocol.markers import read_marker
 from moldau.protocol.wire import ProtocolError
 
 if TYPE_CHECKING:
@@ -95,7 +108,7 @@ class Coordinator(Generic[AnyMachine]):
         self,
         node: Node,
         topic: str,
-        make_machine: Callable[[], AnyMachine],
+        make_machine: Callable[[Partition], AnyMachine],
         compression: Callable[[], Compression] = lambda: Compression.NONE,
     ) -> None:
         self._node = node
@@ -103,7 +116,8 @@ class Coordinator(Generic[AnyMachine]):
         self.topic = topic
         self._make_machine = make_machine
         self._hosted: dict[int, _Hosted[AnyMachine]] = {}
-        self._turns: list[_Hosted[AnyMachine]] = []
+        # Shards whose records leave at the end of this turn of the loop, in the order in which they came.
+        self._turns: dict[_Hosted[AnyMachine], None] = {}
         self._is_flush_due = False
         self._is_stopping = False
 
@@ -118,18 +132,41 @@ class Coordinator(Generic[AnyMachine]):
 
     def ask(self, key: str, make_event: Callable[[Reply], Any]) -> Reply:
         """Give the key's shard an event; the answer comes when it is committed. KafkaError refuses at once."""
-        return self._submit(self._require(self.index_of(key)), make_event)
+        reply = Reply()
+        self.submit(key, make_event(reply))
+        return reply
+
+    def submit(self, key: str, event: Any) -> None:
+        """The same for who has a token of its own: its `give` is called with the answer, perhaps before this
+        returns."""
+        self._submit(self._require(self.index_of(key)), event)
+
+    def submit_at(self, index: int, event: Any) -> None:
+        """The same for the shard of a partition."""
+        self._submit(self._require(index), event)
+
+    def partition_at(self, index: int) -> Partition:
+        """The partition of an active shard, with everything in its log that was decided up to now."""
+        hosted = self._require(index)
+        if hosted in self._turns:
+            del self._turns[hosted]
+            self._append(hosted)
+        return hosted.partition
 
     def ask_all(self, make_event: Callable[[Reply], Any]) -> list[Reply]:
         """The same of every shard here; KafkaError while one of them is loading."""
-        return [self._submit(self._require(index), make_event) for index in list(self._hosted)]
+        replies = []
+        for index in list(self._hosted):
+            reply = Reply()
+            self._submit(self._require(index), make_event(reply))
+            replies.append(reply)
+        return replies
 
     def tell_all(self, event: Any) -> None:
         """News for every shard that is active; what loads now reads the present state when it has."""
         for hosted in list(self._hosted.values()):  # an append that fails changes it
             if hosted.shard.state is ShardState.ACTIVE:
-                hosted.shard.submit(event, self._now())
-                self._after(hosted)
+                self._submit(hosted, event)
 
     def machines(self) -> Iterator[AnyMachine]:
         """Of the active shards, to look at."""
@@ -144,11 +181,9 @@ class Coordinator(Generic[AnyMachine]):
         hosted.shard.require_active()
         return hosted
 
-    def _submit(self, hosted: _Hosted[AnyMachine], make_event: Callable[[Reply], Any]) -> Reply:
-        token = Reply()
-        hosted.shard.submit(make_event(token), self._now())
+    def _submit(self, hosted: _Hosted[AnyMachine], event: Any) -> None:
+        hosted.shard.submit(event, self._now())
         self._after(hosted)
-        return token
 
     def _now(self) -> Moment:
         clock = self._node.clock
@@ -165,14 +200,14 @@ class Coordinator(Generic[AnyMachine]):
         if shard.turn_bytes > TURN_BYTES_MAX:
             self._append(hosted)
         elif hosted not in self._turns:
-            self._turns.append(hosted)
+            self._turns[hosted] = None
             if not self._is_flush_due:
                 self._is_flush_due = True
                 self._node.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        turns, self._turns = self._turns, []
+        turns, self._turns = self._turns, {}
         for hosted in turns:
             self._append(hosted)
 
@@ -180,21 +215,46 @@ class Coordinator(Generic[AnyMachine]):
         shard, partition = hosted.shard, hosted.partition
         if shard.state is not ShardState.ACTIVE:
             return
-        records = shard.take()
-        if records:
-            now_ms = self._node.clock.now_ms()
-            batch = build_batch(
-                [Record(offset, now_ms, record.key, record.value) for offset, record in enumerate(records)],
-                compression=self._compression(),
-            )
+        entries = shard.take()
+        if entries:
             try:
-                partition.append(bytearray(batch), -1, now_ms)
+                self._write(partition, entries)
             except KafkaError as refusal:
                 self._node.say(f"coordinator_append_failed partition={partition} reason={refusal}")
                 self._restart(hosted, refusal)
                 return
         shard.appended(partition.log.end_offset)
         self._give_answers(hosted)
+
+    def _write(self, partition: Partition, entries: list[Any]) -> None:
+        """Plain records that are neighbours share a batch; what belongs to a transaction has one of its own."""
+        now_ms = self._node.clock.now_ms()
+        start = 0
+        for place, entry in enumerate(entries):
+            if isinstance(entry, Logged):
+                continue
+            self._write_plain(partition, entries[start:place], now_ms)
+            start = place + 1
+            if isinstance(entry, InTransaction):
+                records = [Record(index, now_ms, *record) for index, record in enumerate(entry.records)]
+                batch = build_batch(
+                    records,
+                    producer_id=entry.producer_id,
+                    producer_epoch=entry.producer_epoch,
+                    transactional=True,
+                    compression=self._compression(),
+                )
+                partition.append_in_transaction(batch, now_ms)
+            else:
+                partition.append_marker(
+                    entry.producer_id, entry.producer_epoch, entry.marker, entry.transaction_version, now_ms
+                )
+        self._write_plain(partition, entries[start:] if start else entries, now_ms)
+
+    def _write_plain(self, partition: Partition, records: list[Logged], now_ms: int) -> None:
+        if records:
+            batch = build_plain_batch(records, now_ms, self._compression())
+            partition.append_own(batch, len(records), now_ms)
 
     def _give_answers(self, hosted: _Hosted[AnyMachine]) -> None:
         deliver(hosted.shard.commit(hosted.partition.high_watermark))
@@ -246,7 +306,7 @@ class Coordinator(Generic[AnyMachine]):
                 self._load(partition)
 
     def _load(self, partition: Partition) -> None:
-        shard = Shard(partition.index, self._make_machine(), self._node.say)
+        shard = Shard(partition.index, self._make_machine(partition), self._node.say)
         hosted = self._hosted[partition.index] = _Hosted(shard, partition)
         if partition.log.end_offset == partition.log.start_offset:
             self._activate(hosted)
@@ -265,8 +325,12 @@ class Coordinator(Generic[AnyMachine]):
                     break
                 for header, batch in iterate_batches(piece.read()):
                     # A log begins with a whole batch, so none is seen in part.
-                    if not header.is_control:
-                        self._replay_batch(machine, batch)
+                    if header.is_control:
+                        marker = read_marker(batch)
+                        if marker is not None:
+                            machine.replay_end(header.producer_id, marker.committed)
+                    else:
+                        self._replay_batch(machine, header, batch)
                         records += header.record_count
                     offset = header.last_offset + 1
                 if clock.monotonic_ms() - told_ms >= PROGRESS_MS:
@@ -284,10 +348,13 @@ class Coordinator(Generic[AnyMachine]):
         self._node.say(f"coordinator_loaded partition={partition} records={records} ms={took_ms}")
         self._activate(hosted)
 
-    def _replay_batch(self, machine: AnyMachine, batch: memoryview) -> None:
+    def _replay_batch(self, machine: AnyMachine, header: BatchHeader, batch: memoryview) -> None:
+        replay = machine.replay
+        if header.is_transactional:
+            replay = partial(machine.replay_in_transaction, header.producer_id)
         for key, value in keys_and_values(batch):
             try:
-                machine.replay(key or b"", value)
+                replay(key or b"", value)
             except ProtocolError as error:
                 # One record that nobody can read must not take a whole partition's groups with it.
                 self._node.say(f"coordinator_record_skipped topic={self.topic} key={key!r} reason={str(error)!r}")
@@ -300,8 +367,7 @@ class Coordinator(Generic[AnyMachine]):
         self._hosted.pop(hosted.shard.index, None)
         if hosted.timer is not None:
             hosted.timer.cancel()
-        if hosted in self._turns:
-            self._turns.remove(hosted)
+        self._turns.pop(hosted, None)
         deliver(hosted.shard.fail(error))
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ from moldau.cluster import (
     METADATA_DIRECTORY,
     METADATA_VERSION,
     METADATA_VERSION_MAX,
+    TRANSACTION_VERSION,
     VoterSet,
     checkpoint_name,
     write_snapshot,
@@ -35,13 +36,16 @@ def random_uuid(dice: Dice) -> bytes:
 
 
 GROUP_VERSION_SINCE = 22  # metadata.version 4.0-IV0
+TRANSACTION_VERSION_SINCE = 24  # 4.0-IV2
 
 
 def bootstrap_records(metadata_version: int) -> list[FeatureLevelRecord]:
-    """The feature levels of a new cluster. As in Kafka, groups of the next generation come with 4.0."""
+    """The feature levels of a new cluster. As in Kafka, 4.0 has the next generation of groups and transactions on."""
     records = [FeatureLevelRecord(name=METADATA_VERSION, feature_level=metadata_version)]
     if metadata_version >= GROUP_VERSION_SINCE:
         records.append(FeatureLevelRecord(name=GROUP_VERSION, feature_level=1))
+    if metadata_version >= TRANSACTION_VERSION_SINCE:
+        records.append(FeatureLevelRecord(name=TRANSACTION_VERSION, feature_level=2))
     return records
 
 

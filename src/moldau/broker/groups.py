@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from moldau.broker.coordinator import Coordinator, Reply
 from moldau.broker.dispatch import Context
+from moldau.broker.internal_topics import ensure_internal_topic
 from moldau.broker.settings import Settings
 from moldau.cluster import OFFSETS_TOPIC, ConfigKind, MetadataDelta, MetadataImage
 from moldau.cluster.config_catalogue import group_key, parse_value
 from moldau.coordination.groups import Asked, Caller, GroupMachine, TopicsChanged
-from moldau.kernel import Dice, ErrorCode, KafkaError
+from moldau.kernel import Dice
 from moldau.protocol.compression import Compression
-from moldau.protocol.messages.create_topics import CreateTopicsRequest
 
 if TYPE_CHECKING:
     from moldau.broker.node import Node
@@ -23,11 +23,12 @@ class Groups:
     def __init__(self, node: Node, dice: Dice) -> None:
         self._node = node
         settings = NodeGroupSettings(node.settings, lambda: node.image)
+        codec = Compression(node.settings.integer("offsets.topic.compression.codec"))
         self.coordinator: Coordinator[GroupMachine] = Coordinator(
             node,
             OFFSETS_TOPIC,
-            lambda: GroupMachine(settings, dice, ImageTopics(lambda: node.image), node.say),
-            lambda: Compression(node.settings.integer("offsets.topic.compression.codec")),
+            lambda partition: GroupMachine(settings, dice, ImageTopics(lambda: node.image), node.say),
+            lambda: codec,
         )
 
     def ask(self, group_id: str, request: Any, context: Context) -> Reply:
@@ -47,30 +48,18 @@ class Groups:
             self.coordinator.tell_all(TopicsChanged(frozenset(names) | deleted, deleted))
 
     async def ensure_topic(self) -> None:
-        """Make the offsets topic if it is missing; KafkaError when it cannot be."""
-        if OFFSETS_TOPIC in self._node.image.topics:
-            return
         settings = self._node.settings
-        # One node is a whole cluster: more replicas than brokers could never be placed.
-        replicas = min(settings.integer("offsets.topic.replication.factor"), len(self._node.image.brokers))
-        topic = CreateTopicsRequest.CreatableTopic(
-            name=OFFSETS_TOPIC,
-            num_partitions=settings.integer("offsets.topic.num.partitions"),
-            replication_factor=replicas,
-            configs=[
-                CreateTopicsRequest.CreatableTopicConfig("cleanup.policy", "compact"),
-                CreateTopicsRequest.CreatableTopicConfig("compression.type", "producer"),
-                CreateTopicsRequest.CreatableTopicConfig(
-                    "segment.bytes", str(settings.integer("offsets.topic.segment.bytes"))
-                ),
-            ],
+        await ensure_internal_topic(
+            self._node,
+            OFFSETS_TOPIC,
+            partitions=settings.integer("offsets.topic.num.partitions"),
+            replicas=settings.integer("offsets.topic.replication.factor"),
+            configs={
+                "cleanup.policy": "compact",
+                "compression.type": "producer",
+                "segment.bytes": str(settings.integer("offsets.topic.segment.bytes")),
+            },
         )
-        response = await self._node.create_topics(CreateTopicsRequest(topics=[topic]))
-        code = response.topics[0].error_code
-        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            message = response.topics[0].error_message
-            self._node.say(f"offsets_topic_not_made error={ErrorCode(code).name} reason={message!r}")
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
 
     def stop(self) -> None:
         self.coordinator.stop()

@@ -34,6 +34,7 @@ from moldau.cluster import (
     METADATA_VERSION_MIN,
     OFFSETS_TOPIC,
     SUPPORTED_FEATURES,
+    TRANSACTIONS_TOPIC,
     UNFENCE,
     BrokerRegistration,
     ConfigKind,
@@ -60,6 +61,7 @@ from moldau.storage import LogDirectory, LogDirectoryError
 
 if TYPE_CHECKING:
     from moldau.broker.groups import Groups
+    from moldau.broker.transactions import Transactions
 
 # A request in flight when the node is asked to stop gets this long to be answered.
 STOP_GRACE_MS = 10_000
@@ -105,6 +107,7 @@ class Node:
             dice, self._topic_defaults, self._choose_directory, self._describe_topic_configs
         )
         self._groups: Groups | None = None
+        self._transactions: Transactions | None = None
         self.cluster_id: str = ""
         self._specs: list[ListenerSpec] = []
         self._housekeeper: Any = None
@@ -213,7 +216,7 @@ class Node:
             say=self.say,
             on_fault=self.fail,
         )
-        self.producer_ids = ProducerIds(self.controller, self.node_id)
+        self.producer_ids = ProducerIds(self.controller, self.node_id, self.loop)
         self.image = image
         self.settings.apply_dynamic(image)
         self.controller.start()
@@ -322,6 +325,8 @@ class Node:
         self._checkpoint_at_ms = self._expired_at_ms = self.clock.monotonic_ms()
         if self._has_groups:
             self.groups.coordinator.follow_metadata()
+        if self._has_transactions:
+            self.transactions.coordinator.follow_metadata()
         self._keep_house()
 
     async def start_http(self) -> None:
@@ -349,6 +354,8 @@ class Node:
         self.replicas.apply(delta, image)
         if self._has_groups:
             self.groups.follow_metadata(delta, image)
+        if self._has_transactions:
+            self.transactions.coordinator.follow_metadata()
         for topic in delta.topics_removed.values():
             if topic.name not in image.topics:
                 self.metrics.forget(topic.name)
@@ -369,6 +376,23 @@ class Node:
     @property
     def _has_groups(self) -> bool:
         return self._groups is not None or OFFSETS_TOPIC in self.image.topics
+
+    @property
+    def transactions(self) -> Transactions:
+        """The transaction coordinator; loaded when it is first needed."""
+        if self._transactions is None:
+            from moldau.broker.transactions import Transactions
+
+            self._transactions = Transactions(self)
+        return self._transactions
+
+    @property
+    def transactions_in_use(self) -> Transactions | None:
+        return self._transactions
+
+    @property
+    def _has_transactions(self) -> bool:
+        return self._transactions is not None or TRANSACTIONS_TOPIC in self.image.topics
 
     async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
         return await self.controller.change(lambda image: self.topic_decider.create(image, request))
@@ -508,6 +532,9 @@ class Node:
             self.http.close()
         for listener in self.listeners:
             listener.stop_accepting()
+        # Transactions first: the offsets of one that ends now are the groups' affair.
+        if self._transactions is not None:
+            self._transactions.stop()
         if self._groups is not None:
             self._groups.stop()
         for partition in self.replicas:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from moldau.broker.metrics import TopicCounters
-from moldau.cluster import PartitionLeader
+from moldau.broker.verification import Verifications
+from moldau.cluster import INTERNAL_TOPICS, PartitionLeader
 from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.markers import Marker, build_marker
 from moldau.storage import AppendResult, FlushTask, LogConfig, LogSlice, PartitionLog
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Partition:
         "flushes",
         "index",
         "is_flushing",
+        "is_internal",
         "is_removed",
         "leader",
         "leader_epoch",
@@ -43,6 +46,7 @@ class Partition:
         "start_wanted",
         "topic",
         "topic_id",
+        "verifications",
     )
 
     def __init__(
@@ -71,6 +75,8 @@ class Partition:
         # Where DeleteRecords will let the log start once the checkpoint says so.
         self.start_wanted = 0
         self.move: ReplicaMove | None = None
+        self.is_internal = topic in INTERNAL_TOPICS
+        self.verifications = Verifications()
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.index}"
@@ -138,6 +144,48 @@ class Partition:
             counters.bytes_in += len(batch)
             counters.messages_in += result.last_offset - result.base_offset + 1
         return result
+
+    def append_in_transaction(self, batch: bytearray, now_ms: int) -> None:
+        """Offsets of a group, as a part of a producer's transaction."""
+        leader = self._require_in_sync()
+        producer_id = self.log.append_in_transaction(batch, leader.leader_epoch, now_ms)
+        self.verifications.end(producer_id)
+        self._advance(leader)
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, marker: Marker, transaction_version: int, now_ms: int
+    ) -> int:
+        """End a producer's transaction here; the offset that must be committed before this may be relied on."""
+        leader = self._require_in_sync()
+        batch = build_marker(producer_id, producer_epoch, marker, now_ms)
+        self.log.append_control(batch, leader.leader_epoch, now_ms, transaction_version=transaction_version)
+        # Batches that were verified before belong to the transaction that is over now.
+        self.verifications.end(producer_id)
+        self._advance(leader)
+        return self.log.end_offset
+
+    def _require_in_sync(self) -> PartitionLeader:
+        leader = self.require_leader()
+        if self.min_in_sync > 1:
+            leader.check_in_sync(self.min_in_sync)
+        return leader
+
+    def _advance(self, leader: PartitionLeader) -> None:
+        """The log grew, or a transaction ended: more may be visible."""
+        leader.advance(self.log.end_offset)
+        if self._waiters:
+            self.wake()
+
+    def append_own(self, batch: bytearray, count: int, now_ms: int) -> None:
+        """A coordinator's batch of `count` records of this moment, as if it came with acks of all replicas."""
+        leader = self._require_in_sync()
+        log = self.log
+        log.append_own(batch, count, now_ms, leader.leader_epoch, now_ms)
+        if leader.advance(log.end_offset) and self._waiters:
+            self.wake()
+        counters = self.counters
+        counters.bytes_in += len(batch)
+        counters.messages_in += count
 
     def delete_records_before(self, offset: int) -> None:
         """Once the checkpoint says so."""

@@ -63,7 +63,7 @@ def answer_single_batch(
         if partition_count != _ONE or not 0 <= index < len(partitions) or frame[end:] != _NO_TAGS:
             return None
         partition = partitions[index]
-        if partition is None or partition.flushes or size < HEADER_BYTES:
+        if partition is None or partition.flushes or partition.is_internal or size < HEADER_BYTES:
             return None
         batch = frame[position:end]
         length, magic, attributes = _unpack_batch(batch)

@@ -22,6 +22,7 @@ from moldau.cluster.features import (
     METADATA_VERSION,
     METADATA_VERSION_MAX,
     METADATA_VERSION_MIN,
+    TRANSACTION_VERSION,
     FeatureRange,
     advertised_levels,
     decide_update_features,
@@ -54,7 +55,7 @@ from moldau.cluster.snapshot import (
     parse_checkpoint_name,
     write_snapshot,
 )
-from moldau.cluster.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC, topic_name_problem
+from moldau.cluster.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, topic_name_problem
 from moldau.cluster.topics import TopicDecider, TopicDefaults, decide_delete_topics
 
 __all__ = [
@@ -71,6 +72,8 @@ __all__ = [
     "OFFSETS_TOPIC",
     "RECORDS_PER_DECISION_MAX",
     "SUPPORTED_FEATURES",
+    "TRANSACTIONS_TOPIC",
+    "TRANSACTION_VERSION",
     "UNFENCE",
     "BrokerRegistration",
     "ConfigKind",

@@ -14,6 +14,7 @@ from moldau.protocol.metadata_records import UnknownMetadataRecord
 METADATA_VERSION = "metadata.version"
 KRAFT_VERSION = "kraft.version"
 GROUP_VERSION = "group.version"
+TRANSACTION_VERSION = "transaction.version"
 METADATA_VERSION_MIN = 7  # 3.3-IV3
 METADATA_VERSION_MAX = 30  # 4.3-IV0
 
@@ -27,11 +28,11 @@ class FeatureRange:
         return self.low <= level <= self.high
 
 
-# Only what is really kept: transactions raise their ceiling when they are served.
+# Only what is really kept.
 SUPPORTED: Mapping[str, FeatureRange] = {
     METADATA_VERSION: FeatureRange(METADATA_VERSION_MIN, METADATA_VERSION_MAX),
     KRAFT_VERSION: FeatureRange(0, 1),
-    "transaction.version": FeatureRange(0, 0),
+    TRANSACTION_VERSION: FeatureRange(0, 2),
     GROUP_VERSION: FeatureRange(0, 1),
 }
 

@@ -1,15 +1,27 @@
-"""State machines on a log: one runtime, and the machines of groups (later of transactions)."""
+"""State machines on a log: one runtime, and the machines of groups and of transactions."""
 
 from moldau.coordination.hashing import partition_of
-from moldau.coordination.shard import Answer, Logged, Machine, Moment, Shard, ShardState, Step
+from moldau.coordination.shard import (
+    Answer,
+    InTransaction,
+    Logged,
+    Machine,
+    Moment,
+    Shard,
+    ShardState,
+    Step,
+    TransactionEnd,
+)
 
 __all__ = [
     "Answer",
+    "InTransaction",
     "Logged",
     "Machine",
     "Moment",
     "Shard",
     "ShardState",
     "Step",
+    "TransactionEnd",
     "partition_of",
 ]

@@ -16,12 +16,13 @@ be reverted. Pure: no clock, socket, file or thread. The shell reads and appends
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.markers import Marker
 
 
 class Logged(NamedTuple):
@@ -29,6 +30,26 @@ class Logged(NamedTuple):
 
     key: bytes
     value: bytes | None
+
+
+class InTransaction(NamedTuple):
+    """Records that count once their producer's transaction is committed: a batch of their own."""
+
+    producer_id: int
+    producer_epoch: int
+    records: Sequence[Logged]
+
+
+class TransactionEnd(NamedTuple):
+    """The marker that ends a producer's transaction on this partition."""
+
+    producer_id: int
+    producer_epoch: int
+    marker: Marker
+    transaction_version: int
+
+
+Entry = Logged | InTransaction | TransactionEnd
 
 
 class Answer(NamedTuple):
@@ -51,12 +72,16 @@ class Step:
 
     now_ms: int
     wall_ms: int
-    records: list[Logged] = field(default_factory=list)
+    records: list[Entry] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def log(self, key: bytes, value: bytes | None) -> None:
         self.records.append(Logged(key, value))
+
+    def log_apart(self, entry: InTransaction | TransactionEnd) -> None:
+        """What cannot share a batch with others; it keeps its place among them."""
+        self.records.append(entry)
 
     def answer(self, token: Any, response: Any) -> None:
         self.answers.append(Answer(token, response))
@@ -72,7 +97,7 @@ class _Turn:
     __slots__ = ("answers", "records", "size")
 
     def __init__(self) -> None:
-        self.records: list[Logged] = []
+        self.records: list[Entry] = []
         self.answers: list[Answer] = []
         self.size = 0
 
@@ -86,6 +111,14 @@ class Machine(Protocol):
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """A record of the log, while loading."""
+        ...
+
+    def replay_in_transaction(self, producer_id: int, key: bytes, value: bytes | None) -> None:
+        """A record that counts once the producer's transaction is committed."""
+        ...
+
+    def replay_end(self, producer_id: int, committed: bool) -> None:
+        """The end of a producer's transaction."""
         ...
 
     def handle(self, event: Any, step: Step) -> None:
@@ -134,7 +167,9 @@ class Shard(Generic[AnyMachine]):
         assert self.state is ShardState.LOADING
         self.state = ShardState.ACTIVE
         self.end_offset = end_offset
-        self._take_in(self.machine.on_loaded, now)
+        step = self._step(now)
+        self.machine.on_loaded(step)
+        self._take_in(step, 0)
 
     def require_active(self) -> None:
         if self.state is ShardState.LOADING:
@@ -146,20 +181,26 @@ class Shard(Generic[AnyMachine]):
 
     def submit(self, event: Any, now: Moment) -> None:
         self.require_active()
-        self._take_in(lambda step: self.machine.handle(event, step), now)
+        count, step = len(self._turn.records), self._step(now)
+        self.machine.handle(event, step)
+        self._take_in(step, count)
 
     def tick(self, now: Moment) -> None:
         """Let time pass; a shard that is not active has no timers."""
         if self.state is ShardState.ACTIVE:
-            self._take_in(self.machine.on_time, now)
+            count, step = len(self._turn.records), self._step(now)
+            self.machine.on_time(step)
+            self._take_in(step, count)
 
-    def _take_in(self, happen: Callable[[Step], None], now: Moment) -> None:
+    def _step(self, now: Moment) -> Step:
+        return Step(now.monotonic_ms, now.wall_ms, self._turn.records, self._turn.answers)
+
+    def _take_in(self, step: Step, count: int) -> None:
+        """A step was made; `count` records were there before it."""
         turn = self._turn
-        count = len(turn.records)
-        step = Step(now.monotonic_ms, now.wall_ms, turn.records, turn.answers)
-        happen(step)
-        for key, value in turn.records[count:]:
-            turn.size += len(key) + len(value or b"")
+        for entry in turn.records[count:]:
+            if isinstance(entry, Logged):
+                turn.size += len(entry.key) + len(entry.value or b"")
         for line in step.lines:
             self._say(line)
 
@@ -171,8 +212,8 @@ class Shard(Generic[AnyMachine]):
     def turn_bytes(self) -> int:
         return self._turn.size
 
-    def take(self) -> list[Logged]:
-        """The records of this turn, to be appended as one batch; then `appended` or `failed`."""
+    def take(self) -> list[Entry]:
+        """What this turn logs, to be appended in as few batches as can be; then `appended` or `fail`."""
         assert self._in_append is None, "one append at a time"
         self._in_append, self._turn = self._turn, _Turn()
         return self._in_append.records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
+from typing import NamedTuple
 
 UUID_BYTES = 16
 ZERO_UUID = bytes(UUID_BYTES)
@@ -28,6 +29,13 @@ def parse_uuid(text: str) -> bytes:
     if len(raw) != UUID_BYTES:
         raise ValueError(f"{text!r} is not an id: it has {len(raw)} bytes, an id has {UUID_BYTES}")
     return raw
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    """Who a producer is; of two with one id, the one with the higher epoch is the one that counts."""
+
+    producer_id: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -25,11 +25,12 @@ from moldau.protocol.batches import (
 )
 from moldau.protocol.checksum import crc32c
 from moldau.protocol.compression import Compression
+from moldau.protocol.markers import read_marker
 from moldau.storage.checkpoints import CorruptCheckpointError, parse_partition_metadata
 from moldau.storage.config import INT64_MAX, LOG_APPEND_TIME, LogConfig
 from moldau.storage.leader_epochs import LeaderEpochs
 from moldau.storage.loading import LoadedLog, Say, load
-from moldau.storage.producer_state import ProducerStates, read_marker
+from moldau.storage.producer_state import ProducerStates
 from moldau.storage.segment import Segment
 from moldau.storage.segments import LogSlice
 from moldau.storage.snapshots import Snapshots
@@ -264,13 +265,64 @@ class PartitionLog(StoredLog):
             )
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
-    def append_control(self, batch: bytearray | memoryview, leader_epoch: int, now_ms: int) -> AppendResult:
+    def append_own(self, batch: bytearray, count: int, timestamp_ms: int, leader_epoch: int, now_ms: int) -> None:
+        """A batch that the broker itself just made of `count` records with keys, without a producer.
+
+        Nothing in it need be checked, opened or looked up again; only its size and the disk may refuse it.
+        """
+        if self._stamps or (self._codec is not None and batch[ATTRIBUTES_POSITION + 1] & CODEC_MASK != self._codec):
+            # The topic changes what it stores: the long way knows how.
+            self.append_as_leader(batch, leader_epoch, now_ms)
+            return
+        size = len(batch)
+        if size > self._message_bytes_max:
+            raise self._too_large(size)
+        base_offset = self.end_offset
+        last_offset = base_offset + count - 1
+        segment, limits = self._segments.active, self._limits
+        if segment.size + size > limits.bytes or timestamp_ms > limits.timestamp or last_offset > limits.offset:
+            if size > self.config.segment_bytes:
+                raise self._too_large_for_segment(size)
+            segment = self._make_room(size, timestamp_ms, last_offset, now_ms)
+        _pack_offset(batch, 0, base_offset)
+        _pack_epoch(batch, 12, leader_epoch)
+        try:
+            segment.file.write(segment.size, (batch,))  # type: ignore[union-attr]
+        except OSError as error:
+            self._write_failed(segment, error)
+        self.end_offset = last_offset + 1
+        if segment.note_append(size, last_offset, timestamp_ms):
+            limits.disarm_if_full(segment, self.config)
+        self._unsynced.messages += count
+        if leader_epoch != self.epochs.latest:
+            self.epochs.assign(leader_epoch, base_offset)
+
+    def append_control(
+        self, batch: bytearray | memoryview, leader_epoch: int, now_ms: int, *, transaction_version: int = 0
+    ) -> AppendResult:
         """A control batch that the broker itself made, such as a transaction's end."""
         header = read_header(batch)
         assert header.is_control and header.size == len(batch)
         marker = read_marker(batch) if header.producer_id >= 0 else None
         if marker is not None:
-            self.producers.check_marker(header.producer_id, header.producer_epoch, marker[0])
+            self.producers.check_marker(
+                header.producer_id, header.producer_epoch, marker.coordinator_epoch, transaction_version
+            )
+        return self._append_made(batch, header, leader_epoch, now_ms)
+
+    def append_in_transaction(self, batch: bytearray, leader_epoch: int, now_ms: int) -> int:
+        """Offsets that a group coordinator made into a batch of a producer's transaction; the producer's id."""
+        header = read_header(batch)
+        assert header.is_transactional and not header.is_control and header.size == len(batch)
+        if len(batch) > self._message_bytes_max:
+            raise self._too_large(len(batch))
+        self.producers.check_coordinators_batch(header.producer_id, header.producer_epoch)
+        self._append_made(batch, header, leader_epoch, now_ms)
+        return header.producer_id
+
+    def _append_made(
+        self, batch: bytearray | memoryview, header: BatchHeader, leader_epoch: int, now_ms: int
+    ) -> AppendResult:
         base_offset, last_offset = self.end_offset, self.end_offset + header.last_offset_delta
         segment = self._make_room(len(batch), header.max_timestamp, last_offset, now_ms)
         _pack_offset(batch, 0, base_offset)

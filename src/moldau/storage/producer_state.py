@@ -18,20 +18,16 @@ from moldau.protocol.batches import (
     NO_SEQUENCE,
     SEQUENCE_MAX,
     BatchHeader,
-    CorruptBatchError,
-    control_kind,
-    iterate_records,
 )
 from moldau.protocol.checksum import crc32c
+from moldau.protocol.markers import read_marker
 from moldau.storage.transaction_index import AbortedTransaction
 
 BATCHES_REMEMBERED = 5
 NO_OFFSET = -1
+EPOCH_MAX = 2**15 - 1
 SNAPSHOT_VERSION = 1
 
-_CONTROL_ABORT = 0
-_CONTROL_COMMIT = 1
-_MARKER_VALUE = struct.Struct(">hi")
 _SNAPSHOT_HEAD = struct.Struct(">hIi")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 _CRC_START = 6
@@ -148,10 +144,7 @@ class ProducerStates:
         if state is None:
             return
         if epoch < state.epoch:
-            raise KafkaError(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {producer_id} has epoch {epoch}, the partition has seen epoch {state.epoch}",
-            )
+            raise _fenced(producer_id, epoch, state.epoch)
         if epoch != state.epoch:
             if base_sequence != 0 and state.epoch != NO_PRODUCER_EPOCH:
                 raise KafkaError(
@@ -170,21 +163,33 @@ class ProducerStates:
                 ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} wrote outside of its open transaction"
             )
 
-    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
+    def check_coordinators_batch(self, producer_id: int, epoch: int) -> None:
+        """Offsets that a group coordinator writes in a transaction: no sequences, but the epoch fences."""
+        state = self._producers.get(producer_id)
+        if state is not None and epoch < state.epoch:
+            raise _fenced(producer_id, epoch, state.epoch)
+
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int) -> None:
         state = self._producers.get(producer_id)
         if state is None:
             return
-        if epoch < state.epoch:
-            raise KafkaError(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"marker for producer {producer_id} has epoch {epoch}, the partition has seen epoch {state.epoch}",
-            )
+        # From version 2 on a marker carries the next epoch (KIP-890), so that one of the present epoch is a stranger
+        # to the open transaction; without one it is a marker that was written already (KIP-1228).
+        is_old = epoch < state.epoch
+        if transaction_version >= 2 and epoch == state.epoch and state.transaction_first_offset >= 0:
+            is_old = epoch != EPOCH_MAX
+        if is_old:
+            raise _fenced(producer_id, epoch, state.epoch)
         if coordinator_epoch < state.coordinator_epoch:
             raise KafkaError(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
                 f"marker for producer {producer_id} comes from coordinator epoch {coordinator_epoch}, "
                 f"{state.coordinator_epoch} has written since",
             )
+
+    def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
+        state = self._producers.get(producer_id)
+        return state is not None and state.transaction_first_offset >= 0 and state.epoch == epoch
 
     # -- the log's facts -----------------------------------------------------------------------------------------------
 
@@ -251,9 +256,13 @@ class ProducerStates:
         marker = read_marker(batch)
         if marker is None:
             return None
-        coordinator_epoch, aborted, timestamp = marker
         return self.note_marker(
-            header.producer_id, header.producer_epoch, coordinator_epoch, header.base_offset, timestamp, aborted
+            header.producer_id,
+            header.producer_epoch,
+            marker.coordinator_epoch,
+            header.base_offset,
+            header.max_timestamp,
+            not marker.committed,
         )
 
     def aborted_entry(self, completed: CompletedTransaction) -> AbortedTransaction:
@@ -298,6 +307,13 @@ class ProducerStates:
         self._open_transactions.update(in_order)
 
 
+def _fenced(producer_id: int, epoch: int, seen_epoch: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        f"producer {producer_id} has epoch {epoch}, the partition has seen epoch {seen_epoch}",
+    )
+
+
 def _read_snapshot(data: bytes) -> Iterable[ProducerState]:
     try:
         version, checksum, count = _SNAPSHOT_HEAD.unpack_from(data)
@@ -319,16 +335,3 @@ def _read_snapshot(data: bytes) -> Iterable[ProducerState]:
         if offset >= 0:
             state.batches.append(WrittenBatch(sequence, offset, delta, timestamp))
         yield state
-
-
-def read_marker(batch: Buffer) -> tuple[int, bool, int] | None:
-    """(coordinator epoch, aborted, timestamp) of an end-of-transaction batch; None for an emptied or another kind."""
-    record = next(iter(iterate_records(batch)), None)
-    if record is None:
-        return None
-    kind = control_kind(record.key)
-    if kind not in (_CONTROL_ABORT, _CONTROL_COMMIT):
-        return None
-    if record.value is None or len(record.value) < _MARKER_VALUE.size:
-        raise CorruptBatchError("end-of-transaction marker without a coordinator epoch")
-    return _MARKER_VALUE.unpack_from(record.value)[1], kind == _CONTROL_ABORT, record.timestamp

@@ -9,7 +9,9 @@ waits for anything, so the order of a connection's requests is the order of its 
 Versions: 7 allows zstd (KIP-110); 8 reports which records were refused (KIP-467); 10 names the new leader (KIP-951); 12
 is for transactions that add partitions by themselves (KIP-890); 13 names topics by id.
 Only magic 2 (trap 13); exactly one batch per partition (trap 15). Topics are not created here.
-Not served yet: transactional batches.
+- Transactional batches: the first of a transaction waits until its coordinator knows of the partition, see
+  `verification`; those that come meanwhile wait behind it. The transactional id is checked against the batches, not
+  the other way round (CVE-2018-17196).
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from moldau.broker.connection import FrameError
 from moldau.broker.dispatch import Context, NoAnswer
 from moldau.broker.partition import Partition
 from moldau.broker.replicas import Replicas
-from moldau.kernel import ErrorCode, KafkaError
+from moldau.broker.verification import Claim, Verified
+from moldau.kernel import Buffer, ErrorCode, KafkaError, ProducerIdAndEpoch
 from moldau.protocol.batches import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, MAGIC_POSITION, read_header
 from moldau.protocol.compression import Compression
 from moldau.protocol.messages.produce import ProduceRequest, ProduceResponse
 from moldau.storage import AppendResult, PartitionLog, RecordRefusal
 
 ZSTD_VERSION_MIN = 7
+ABORTABLE_VERSION_MIN, ADDS_PARTITIONS_VERSION_MIN = 11, 12
 TOPIC_IDS_VERSION_MIN = 13
 _LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _START_UNKNOWN = (
@@ -37,6 +41,9 @@ _START_UNKNOWN = (
     ErrorCode.RECORD_LIST_TOO_LARGE,
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
+_TRANSACTIONAL = 0x10
+# The one that may write to internal topics, as in Kafka.
+ADMIN_CLIENT_ID = "__admin_client"
 # A batch that claims more than any request can carry is damage, not a cut.
 BATCH_BYTES_MAX = 1 << 30
 
@@ -53,6 +60,26 @@ class _Wait(NamedTuple):
 
 
 async def handle(request: ProduceRequest, context: Context) -> Any:
+    transactional = [
+        (topic, data)
+        for topic in request.topic_data
+        for data in topic.partition_data
+        if data.records is not None and _is_transactional(data.records)
+    ]
+    if not transactional:
+        return await _append(request, context, None)
+    try:
+        verified = await _verify(request, transactional, context)
+    except KafkaError as refusal:
+        return _all_refused(request, refusal)
+    try:
+        return await _append(request, context, verified)
+    finally:
+        verified.close()
+
+
+async def _append(request: ProduceRequest, context: Context, verified: Verified | None) -> Any:
+    """Everything up to the first wait, which is for the disk, happens at once."""
     node, version, acks = context.node, context.version, request.acks
     now_ms = node.clock.now_ms()
     waits: list[_Wait] = []
@@ -68,10 +95,16 @@ async def handle(request: ProduceRequest, context: Context) -> Any:
             log: PartitionLog | None = None
             try:
                 partition = _partition(replicas, partitions, topic, data.index, version)
+                if partition.is_internal and context.client_id != ADMIN_CLIENT_ID:
+                    raise KafkaError(
+                        ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {partition.topic}"
+                    )
                 if acks not in (-1, 0, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
                 batch = _single_batch(data.records, version)
                 log = partition.log
+                if verified is not None and batch[22] & _TRANSACTIONAL:
+                    verified.check(partition, read_header(batch).base_sequence)
                 result = partition.append(batch, acks, now_ms)
             except KafkaError as refusal:
                 answers.append(_refused(log, partitions, data.index, refusal))
@@ -102,6 +135,67 @@ async def handle(request: ProduceRequest, context: Context) -> Any:
         if version >= 10:
             node.add_leader_endpoints(response, context)
     return response
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def _is_transactional(records: Buffer) -> bool:
+    return len(records) >= HEADER_BYTES and bool(records[22] & _TRANSACTIONAL)
+
+
+async def _verify(
+    request: ProduceRequest,
+    transactional: list[tuple[ProduceRequest.TopicProduceData, ProduceRequest.PartitionProduceData]],
+    context: Context,
+) -> Verified:
+    """What the coordinator says of the batches; KafkaError refuses the whole request."""
+    if request.transactional_id is None:
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    replicas, version = context.node.replicas, context.version
+    headers = [read_header(data.records or b"") for _, data in transactional]
+    producers = {ProducerIdAndEpoch(header.producer_id, header.producer_epoch) for header in headers}
+    if len(producers) > 1:
+        raise KafkaError(
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING, "Transactional records contained more than one producer ID"
+        )
+    claim = Claim(
+        request.transactional_id,
+        producers.pop(),
+        adds_partitions=version >= ADDS_PARTITIONS_VERSION_MIN,
+        knows_abortable=version >= ABORTABLE_VERSION_MIN,
+    )
+    verified = Verified(context.node, claim)
+    for (topic, data), header in zip(transactional, headers, strict=True):
+        partitions = (
+            replicas.by_id(topic.topic_id) if version >= TOPIC_IDS_VERSION_MIN else replicas.by_name(topic.name)
+        )
+        partition = partitions[data.index] if partitions and 0 <= data.index < len(partitions) else None
+        if partition is not None and partition.leader is not None:
+            verified.begin(partition, header.base_sequence)
+    if verified.must_ask:
+        for topic in request.topic_data:
+            for data in topic.partition_data:
+                data.records = None if data.records is None else bytearray(data.records)
+        try:
+            await verified.ask()
+        except BaseException:
+            verified.close()
+            raise
+    return verified
+
+
+def _all_refused(request: ProduceRequest, refusal: KafkaError) -> Any:
+    if request.acks == 0:
+        raise FrameError(f"produce with acks=0 failed: {refusal.code.name}")
+    return ProduceResponse(
+        [
+            ProduceResponse.TopicProduceResponse(
+                topic.name, topic.topic_id, [_refused(None, None, data.index, refusal) for data in topic.partition_data]
+            )
+            for topic in request.topic_data
+        ]
+    )
 
 
 def _partition(
@@ -153,12 +247,6 @@ def _single_batch(records: Any, version: int) -> memoryview:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
             f"Produce requests with version {version} are not allowed to use ZStandard compression",
-        )
-    if attributes & 0x10:
-        header = read_header(records)
-        raise KafkaError(
-            ErrorCode.INVALID_TXN_STATE,
-            f"producer {header.producer_id} sent a transactional batch; transactions are not served yet",
         )
     return records  # type: ignore[no-any-return]
 

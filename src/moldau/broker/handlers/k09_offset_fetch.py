@@ -1,7 +1,8 @@
 """OffsetFetch (key 9), versions 1 to 10: how far groups have read.
 
-1 to 7 ask for one group, 8 for several; no topics (null, from 2) means all that are committed. 7 waits for no open
-transaction (require stable; there are none yet). 9 has member epochs; 10 names topics by id.
+1 to 7 ask for one group, 8 for several; no topics (null, from 2) means all that are committed. 7 may ask for stable
+offsets only: one that an open transaction may yet change is UNSTABLE_OFFSET_COMMIT. 9 has
+member epochs; 10 names topics by id.
 """
 
 from __future__ import annotations

@@ -1,34 +1,37 @@
-"""FindCoordinator (key 10), versions 0 to 6: which broker looks after a group.
+"""FindCoordinator (key 10), versions 0 to 6: which broker looks after a group, or after a transactional id.
 
-The offsets topic is made on first use (trap 25); the coordinator is the leader of the partition that the group's id
-hashes to. 1 has key types, 4 asks for several keys at once, 6 has share groups. Transactional ids (type 1) and share
-groups (2) are refused.
+The internal topics are made on first use (trap 25); the coordinator is the leader of the partition that the id hashes
+to. 1 has key types, 4 asks for several keys at once, 6 has share groups, which are refused.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from moldau.broker.coordinator import Coordinator as Shards
 from moldau.broker.dispatch import Context
-from moldau.cluster import OFFSETS_TOPIC
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 
-GROUP = 0
+GROUP, TRANSACTION = 0, 1
 BATCHED_VERSION_MIN = 4
-_NOT_SERVED = "Transactions and share groups are not served by this version of Moldau."
+_NOT_SERVED = "Share groups are not served by this version of Moldau."
 Coordinator = FindCoordinatorResponse.Coordinator
 
 
 async def handle(request: FindCoordinatorRequest, context: Context) -> FindCoordinatorResponse:
     keys = request.coordinator_keys if context.version >= BATCHED_VERSION_MIN else [request.key]
     problem: KafkaError | None = None
-    if request.key_type != GROUP:
+    node = context.node
+    owner = node.transactions if request.key_type == TRANSACTION else node.groups
+    if request.key_type not in (GROUP, TRANSACTION):
         problem = KafkaError(ErrorCode.INVALID_REQUEST, _NOT_SERVED)
     elif keys:
         try:
-            await context.node.groups.ensure_topic()
+            await owner.ensure_topic()
         except KafkaError as refusal:
             problem = refusal
-    found = [_find(key, context) if problem is None else _refused(key, problem) for key in keys]
+    found = [_find(key, owner.coordinator, context) if problem is None else _refused(key, problem) for key in keys]
     if context.version >= BATCHED_VERSION_MIN:
         return FindCoordinatorResponse(coordinators=found)
     (only,) = found
@@ -38,13 +41,13 @@ async def handle(request: FindCoordinatorRequest, context: Context) -> FindCoord
     return response
 
 
-def _find(key: str, context: Context) -> Coordinator:
+def _find(key: str, shards: Shards[Any], context: Context) -> Coordinator:
     node = context.node
     try:
-        index = node.groups.coordinator.index_of(key)
+        index = shards.index_of(key)
     except KafkaError:
         return _refused(key, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-    leader = node.image.topics[OFFSETS_TOPIC].partitions[index].leader
+    leader = node.image.topics[shards.topic].partitions[index].leader
     broker = node.image.brokers.get(leader)
     endpoint = None if broker is None else node.endpoint_for(broker, context)
     if endpoint is None:

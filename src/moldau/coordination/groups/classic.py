@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Any
 
 from moldau.coordination.groups.history import History
-from moldau.coordination.groups.records import encode_key, encode_value
 from moldau.coordination.groups.subscriptions import subscribed_topics
+from moldau.coordination.prefixed import encode_key, encode_value
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.coordinator.group_metadata import GroupMetadataKey, GroupMetadataValue
 from moldau.protocol.messages.join_group import JoinGroupResponse

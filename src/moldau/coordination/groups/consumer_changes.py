@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from moldau.coordination.deadlines import Deadlines
+from moldau.coordination.expressions import matching, matching_after
 from moldau.coordination.groups.classic import ClassicGroup
 from moldau.coordination.groups.classic_protocol import JOIN, SESSION, SYNC, TimerKey
 from moldau.coordination.groups.consumer import (
@@ -41,7 +42,6 @@ from moldau.coordination.groups.consumer_records import (
     target_record,
 )
 from moldau.coordination.groups.events import GroupSettings
-from moldau.coordination.groups.expressions import matching, matching_after
 from moldau.coordination.groups.migration import (
     ClassicGroups,
     can_downgrade_without,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moldau.coordination.deadlines import Deadlines
+from moldau.coordination.expressions import require_valid
 from moldau.coordination.groups.classic import ClassicGroup
 from moldau.coordination.groups.classic_members import ClassicMembers
 from moldau.coordination.groups.classic_protocol import SESSION, TimerKey
@@ -37,7 +38,6 @@ from moldau.coordination.groups.consumer_changes import (
 from moldau.coordination.groups.consumer_describing import describe_consumer
 from moldau.coordination.groups.consumer_records import ConsumerRecord, decode, group_tombstones
 from moldau.coordination.groups.events import Asked, Caller, GroupSettings
-from moldau.coordination.groups.expressions import require_valid
 from moldau.coordination.groups.migration import (
     ClassicGroups,
     require_upgradable,
@@ -55,6 +55,7 @@ from moldau.protocol.messages.coordinator.consumer_group_metadata import Consume
 from moldau.protocol.messages.join_group import JoinGroupResponse
 from moldau.protocol.messages.offset_commit import OffsetCommitRequest
 from moldau.protocol.messages.sync_group import SyncGroupResponse
+from moldau.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from moldau.protocol.wire import ZERO_UUID
 
 # While partitions change hands members are heard of this often, so that no step waits for a heartbeat's turn.
@@ -287,6 +288,12 @@ class ConsumerProtocol:
             topic_id = self._topics.topic_id(topic.name) if topic.topic_id == ZERO_UUID else topic.topic_id
             for partition in topic.partitions:
                 _require_since(member, epoch, topic_id or ZERO_UUID, partition.partition_index)
+
+    def check_commit_in_transaction(self, group: ConsumerGroup, request: TxnOffsetCommitRequest) -> None:
+        """A producer knows no member epochs: a stale one is a generation to it."""
+        member = group.require_member(request.member_id)
+        if request.generation_id != member.holding.epoch:
+            raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
         if member_id is None and epoch < 0:

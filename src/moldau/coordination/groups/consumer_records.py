@@ -13,7 +13,7 @@ from moldau.coordination.groups.consumer import (
     ResolvedExpression,
     Target,
 )
-from moldau.coordination.groups.records import VERSION_BYTES, encode_key, encode_value, kind_of, version_of
+from moldau.coordination.prefixed import VERSION_BYTES, encode_key, encode_value, kind_of, version_of
 from moldau.protocol.message import Message
 from moldau.protocol.messages.coordinator.consumer_group_current_member_assignment import (
     ConsumerGroupCurrentMemberAssignmentKey,

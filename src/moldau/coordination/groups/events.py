@@ -1,8 +1,10 @@
-"""What happens to groups: requests of clients, and changes of the cluster."""
+"""What happens to groups: requests of clients, ends of transactions, and changes of the cluster."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
+
+from moldau.protocol.markers import Marker
 
 
 class Caller(NamedTuple):
@@ -25,6 +27,15 @@ class TopicsChanged(NamedTuple):
 
     changed: frozenset[str]
     deleted: frozenset[str]
+
+
+class EndOffsets(NamedTuple):
+    """A producer's transaction ends on this partition: its offsets count, or are forgotten."""
+
+    token: Any
+    producer: tuple[int, int]
+    marker: Marker
+    transaction_version: int
 
 
 class GroupSettings(Protocol):

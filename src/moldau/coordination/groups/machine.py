@@ -17,10 +17,10 @@ from moldau.coordination.groups.consumer_changes import Group
 from moldau.coordination.groups.consumer_protocol import ConsumerProtocol
 from moldau.coordination.groups.consumer_records import CONSUMER_KINDS
 from moldau.coordination.groups.describing import describe_classic, described_as_dead, list_group
-from moldau.coordination.groups.events import Asked, GroupSettings, TopicsChanged
+from moldau.coordination.groups.events import Asked, EndOffsets, GroupSettings, TopicsChanged
 from moldau.coordination.groups.offsets import Offsets
-from moldau.coordination.groups.records import VERSION_BYTES, kind_of, version_of
-from moldau.coordination.shard import Step
+from moldau.coordination.prefixed import VERSION_BYTES, kind_of, version_of
+from moldau.coordination.shard import Step, TransactionEnd
 from moldau.kernel import Dice, ErrorCode, KafkaError
 from moldau.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -40,6 +40,8 @@ from moldau.protocol.messages.offset_commit import OffsetCommitRequest
 from moldau.protocol.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from moldau.protocol.messages.offset_fetch import OffsetFetchRequest
 from moldau.protocol.messages.sync_group import SyncGroupRequest
+from moldau.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
+from moldau.protocol.wire import ProtocolError
 
 EXPIRE = "expire"
 MEMBER_EPOCH_VERSION_MIN = 9  # of OffsetCommit: a client that knows GROUP_ID_NOT_FOUND
@@ -63,6 +65,7 @@ class GroupMachine:
             LeaveGroupRequest: self._leave,
             OffsetCommitRequest: self._commit_offsets,
             OffsetFetchRequest: self._fetch_offsets,
+            TxnOffsetCommitRequest: self._commit_in_transaction,
             OffsetDeleteRequest: self._delete_offsets,
             ListGroupsRequest: self._list,
             DescribeGroupsRequest: self._describe,
@@ -73,10 +76,14 @@ class GroupMachine:
 
     # -- the machine's side of `Machine` -------------------------------------------------------------------------------
 
-    def handle(self, event: Asked | TopicsChanged, step: Step) -> None:
+    def handle(self, event: Asked | TopicsChanged | EndOffsets, step: Step) -> None:
         if isinstance(event, TopicsChanged):
             self.offsets.delete_topics(event.deleted, step)
             self.consumer.topics_changed(event.changed, step)
+        elif isinstance(event, EndOffsets):
+            self.offsets.end_transaction(event.producer[0], event.marker.committed)
+            step.log_apart(TransactionEnd(*event.producer, event.marker, event.transaction_version))
+            step.answer(event.token, None)
         else:
             self._handlers[type(event.request)](event, step)
 
@@ -98,6 +105,16 @@ class GroupMachine:
         elif kind not in self._unknown_kinds:
             self._unknown_kinds.add(kind)
             self._say(f"group_records_skipped kind={kind} hint='another version wrote them'")
+
+    def replay_in_transaction(self, producer_id: int, key: bytes, value: bytes | None) -> None:
+        if kind_of(key) != OffsetCommitKey.API_KEY:
+            raise ProtocolError("only offsets are written in transactions")
+        group_id = self.offsets.replay_in_transaction(producer_id, key, value)
+        if group_id not in self.groups:
+            self.groups[group_id] = ClassicGroup(group_id, -1)
+
+    def replay_end(self, producer_id: int, committed: bool) -> None:
+        self.offsets.end_transaction(producer_id, committed)
 
     def on_loaded(self, step: Step) -> None:
         for group in self.groups.values():
@@ -210,13 +227,33 @@ class GroupMachine:
             asked.token, self.offsets.commit(request, self._settings.integer("offset.metadata.max.bytes"), step)
         )
 
+    def _commit_in_transaction(self, asked: Asked, step: Step) -> None:
+        """Who names neither member nor generation is let in (clients before KIP-447), even while others are members."""
+        request: TxnOffsetCommitRequest = asked.request
+        group = self.groups.get(request.group_id)
+        names_member = request.generation_id >= 0 or request.member_id or request.group_instance_id is not None
+        if group is None:
+            if request.generation_id >= 0:
+                raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
+            self.groups[request.group_id] = ClassicGroup(request.group_id, step.wall_ms)
+        elif names_member and not (request.generation_id < 0 and group.is_empty):
+            if isinstance(group, ConsumerGroup):
+                self.consumer.check_commit_in_transaction(group, request)
+            else:
+                group.require_member(request.member_id, request.group_instance_id)
+                if request.generation_id != group.generation:
+                    raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
+        metadata_bytes_max = self._settings.integer("offset.metadata.max.bytes")
+        step.answer(asked.token, self.offsets.commit_in_transaction(request, metadata_bytes_max, step))
+
     def _fetch_offsets(self, asked: Asked, step: Step) -> None:
         """One group's offsets; the handler asks for each group of a request on its own."""
         (wanted,) = asked.request.groups
         group = self.groups.get(wanted.group_id)
         if isinstance(group, ConsumerGroup):
             self.consumer.check_fetch(group, wanted.member_id, wanted.member_epoch)
-        step.answer(asked.token, self.offsets.fetch(wanted, is_known=group is not None))
+        answer = self.offsets.fetch(wanted, is_known=group is not None, require_stable=asked.request.require_stable)
+        step.answer(asked.token, answer)
 
     def _delete_offsets(self, asked: Asked, step: Step) -> None:
         request: OffsetDeleteRequest = asked.request

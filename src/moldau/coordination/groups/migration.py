@@ -36,8 +36,8 @@ from moldau.coordination.groups.consumer_records import (
     target_record,
 )
 from moldau.coordination.groups.events import GroupSettings
-from moldau.coordination.groups.records import VERSION_BYTES
 from moldau.coordination.groups.subscriptions import read_assignment, read_subscription, write_assignment
+from moldau.coordination.prefixed import VERSION_BYTES
 from moldau.coordination.shard import Step
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moldau.coordination.groups.pending_offsets import PendingOffsets
 from moldau.coordination.groups.records import (
     committed_offset,
     decode_offset,
@@ -15,10 +16,11 @@ from moldau.coordination.groups.records import (
     pack_offset,
     read_offset_key,
 )
-from moldau.coordination.shard import Step
+from moldau.coordination.shard import InTransaction, Logged, Step
 from moldau.kernel import ZERO_UUID, ErrorCode
 from moldau.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from moldau.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+from moldau.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 NO_OFFSET, NO_EPOCH = -1, -1
 PartitionOffsets = dict[int, bytes]
@@ -28,6 +30,7 @@ TopicOffsets = dict[str, PartitionOffsets]
 class Offsets:
     def __init__(self) -> None:
         self._groups: dict[str, TopicOffsets] = {}
+        self.pending = PendingOffsets()
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -40,7 +43,23 @@ class Offsets:
             self._put(group, topic, partition, value)
         return group
 
+    def replay_in_transaction(self, producer_id: int, key: bytes, value: bytes | None) -> str:
+        """The group that the record is about."""
+        where = read_offset_key(key)
+        if value is not None:
+            self.pending.add(producer_id, where, value)
+        return where[0]
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        for (group, topic, partition), value in self.pending.end(producer_id, committed):
+            self._store(group, topic, partition, value)
+
     def _put(self, group: str, topic: str, partition: int, value: bytes) -> None:
+        if self.pending:
+            self.pending.supersede((group, topic, partition))
+        self._store(group, topic, partition, value)
+
+    def _store(self, group: str, topic: str, partition: int, value: bytes) -> None:
         topics = self._groups.get(group)
         if topics is None:
             topics = self._groups[group] = {}
@@ -50,6 +69,8 @@ class Offsets:
         partitions[partition] = value
 
     def _remove(self, group: str, topic: str, partition: int) -> None:
+        if self.pending:
+            self.pending.forget((group, topic, partition))
         topics = self._groups.get(group, {})
         partitions = topics.get(topic, {})
         partitions.pop(partition, None)
@@ -81,20 +102,47 @@ class Offsets:
             topics.append(OffsetCommitResponse.OffsetCommitResponseTopic(topic.name, topic.topic_id, answers))
         return OffsetCommitResponse(topics=topics)
 
+    def commit_in_transaction(
+        self, request: TxnOffsetCommitRequest, metadata_bytes_max: int, step: Step
+    ) -> TxnOffsetCommitResponse:
+        """The same for offsets that count when the producer's transaction is committed."""
+        topics, records = [], []
+        for topic in request.topics:
+            answers = []
+            for partition in topic.partitions:
+                metadata, index = partition.committed_metadata or "", partition.partition_index
+                code = ErrorCode.NONE
+                if len(metadata) > metadata_bytes_max:
+                    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+                else:
+                    offset, epoch = partition.committed_offset, partition.committed_leader_epoch
+                    value = pack_offset(offset, epoch, metadata, step.wall_ms, ZERO_UUID)
+                    self.pending.add(request.producer_id, (request.group_id, topic.name, index), value)
+                    records.append(Logged(offset_key(request.group_id, topic.name, index), value))
+                answers.append(TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(index, code))
+            topics.append(TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(topic.name, answers))
+        if records:
+            step.log_apart(InTransaction(request.producer_id, request.producer_epoch, records))
+        return TxnOffsetCommitResponse(topics=topics)
+
     def delete(self, group: str, topic: str, partition: int, step: Step) -> None:
-        if self.get(group, topic, partition) is not None:
+        if self.get(group, topic, partition) is not None or (group, topic, partition) in self.pending:
             self._remove(group, topic, partition)
             step.log(offset_key(group, topic, partition), None)
 
     def delete_group(self, group: str, step: Step) -> None:
         for topic, partition, _ in list(self.of_group(group)):
             self.delete(group, topic, partition, step)
+        for key in self.pending.of_group(group):
+            self.delete(*key, step)
 
     def delete_topics(self, topics: frozenset[str], step: Step) -> None:
         for group in list(self._groups):
             for topic, partition, _ in list(self.of_group(group)):
                 if topic in topics:
                     self.delete(group, topic, partition, step)
+        for key in self.pending.of_topics(topics):
+            self.delete(*key, step)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +150,7 @@ class Offsets:
         return self._groups.get(group, {}).get(topic, {}).get(partition)
 
     def has_group(self, group: str) -> bool:
-        return group in self._groups
+        return group in self._groups or self.pending.has_group(group)
 
     def of_group(self, group: str) -> Iterator[tuple[str, int, bytes]]:
         for topic, partitions in self._groups.get(group, {}).items():
@@ -116,14 +164,23 @@ class Offsets:
                 yield group, topic, partition, committed_offset(value)
 
     def fetch(
-        self, wanted: OffsetFetchRequest.OffsetFetchRequestGroup, *, is_known: bool
+        self, wanted: OffsetFetchRequest.OffsetFetchRequestGroup, *, is_known: bool, require_stable: bool
     ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
-        """What a group committed: for the topics it names, or everything when it names none (null)."""
+        """What a group committed: for the topics it names, or everything when it names none (null).
+
+        With `require_stable`, an offset that an open transaction may yet change is not told (trap 29).
+        """
         group = wanted.group_id
+
+        def fetched(topic: str, index: int, value: bytes | None) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
+            if require_stable and (group, topic, index) in self.pending:
+                return _not_fetched(index, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+            return _fetched(index, value) if value is not None and is_known else _not_fetched(index)
+
         if wanted.topics is None:
             topics = [
                 OffsetFetchResponse.OffsetFetchResponseTopics(
-                    topic, ZERO_UUID, [_fetched(index, value) for index, value in partitions.items()]
+                    topic, ZERO_UUID, [fetched(topic, index, value) for index, value in partitions.items()]
                 )
                 for topic, partitions in self._groups.get(group, {}).items()
                 if is_known
@@ -134,7 +191,7 @@ class Offsets:
                     topic.name,
                     topic.topic_id,
                     [
-                        _fetched(index, self.get(group, topic.name, index) if is_known else None)
+                        fetched(topic.name, index, self.get(group, topic.name, index))
                         for index in topic.partition_indexes
                     ],
                 )
@@ -147,6 +204,8 @@ class Offsets:
     def expire(self, group: str, topic: str, since_ms: int | None, retention_ms: int, step: Step) -> None:
         """Offsets of a topic that nobody reads any more, counted from `since_ms`, else from their commit."""
         for partition, value in list(self._groups.get(group, {}).get(topic, {}).items()):
+            if (group, topic, partition) in self.pending:
+                continue
             stored = decode_offset(value)
             if stored.expire_timestamp >= 0:
                 is_over = step.wall_ms >= stored.expire_timestamp
@@ -160,8 +219,10 @@ class Offsets:
         return list(self._groups.get(group, ()))
 
 
-def _fetched(index: int, value: bytes | None) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
-    if value is None:
-        return OffsetFetchResponse.OffsetFetchResponsePartitions(index, NO_OFFSET, NO_EPOCH, "")
+def _not_fetched(index: int, code: int = ErrorCode.NONE) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
+    return OffsetFetchResponse.OffsetFetchResponsePartitions(index, NO_OFFSET, NO_EPOCH, "", code)
+
+
+def _fetched(index: int, value: bytes) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
     stored = decode_offset(value)
     return OffsetFetchResponse.OffsetFetchResponsePartitions(index, stored.offset, stored.leader_epoch, stored.metadata)

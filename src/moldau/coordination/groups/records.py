@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import struct
 
+from moldau.coordination.prefixed import VERSION_BYTES, encode_value, version_of
 from moldau.kernel import ZERO_UUID
-from moldau.protocol.message import Message
 from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey, OffsetCommitValue
 from moldau.protocol.wire import ProtocolError, write_uvarint
 
 _VERSION = struct.Struct(">h")
-VERSION_BYTES = _VERSION.size
 _OFFSET = struct.Struct(">hq")
 _OFFSET_AND_EPOCH = struct.Struct(">hqi")
 _KIND_AND_LENGTH = struct.Struct(">hh")
@@ -23,27 +22,6 @@ _TIME = struct.Struct(">q")
 _TOPIC_ID_TAG = bytes((1, 0, 16))  # one tagged field, the first, of 16 bytes
 # Plain, and the one that still knows an expiry of its own (OffsetCommit versions 2 to 4).
 OFFSET_VALUE_VERSION, OFFSET_VALUE_WITH_EXPIRY_VERSION = 4, 1
-
-
-def encode_key(key: Message) -> bytes:
-    return _VERSION.pack(key.API_KEY) + key.encode(0)
-
-
-def encode_value(value: Message, version: int) -> bytes:
-    return _VERSION.pack(version) + value.encode(version)
-
-
-def kind_of(key: bytes) -> int:
-    """ProtocolError for a key that is too short to have a kind."""
-    try:
-        kind: int = _VERSION.unpack_from(key)[0]
-    except struct.error:
-        raise ProtocolError("a record's key has no version") from None
-    return kind
-
-
-def version_of(value: bytes) -> int:
-    return kind_of(value)
 
 
 # -- offsets, which are many -------------------------------------------------------------------------------------------

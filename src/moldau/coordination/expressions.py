@@ -1,4 +1,4 @@
-"""Subscriptions by regular expression: RE2's syntax, as Kafka's, matched here over whole names of topics.
+"""Regular expressions of clients, for topics and transactional ids: RE2's syntax, matched over whole names.
 
 RE2 runs in linear time whatever a client sends, so one expression cannot hold up a broker; Python's `re` could. It is
 imported on first use: most brokers never need it.
@@ -24,14 +24,14 @@ def _compile(expression: str) -> Any:
     return re2.compile(expression, options=options)
 
 
-def require_valid(expression: str) -> None:
+def require_valid(expression: str, what: str = "SubscribedTopicRegex") -> None:
     import re2
 
     try:
         _compile(expression)
     except re2.error as error:
         reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error.args[0]
-        message = f"SubscribedTopicRegex `{expression}` is not a valid regular expression: {reason}."
+        message = f"{what} `{expression}` is not a valid regular expression: {reason}."
         raise KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, message) from None
 
 

@@ -1,0 +1,166 @@
+"""The ends of transactions, written to the partitions that took part.
+
+A coordinator's order is carried out however often it takes: its decision is committed, so nothing can take it back. A
+partition whose topic was deleted has nothing to end. One that has seen a newer epoch was ended by somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from moldau.broker.partition import Partition
+from moldau.cluster import OFFSETS_TOPIC
+from moldau.coordination.groups import EndOffsets
+from moldau.kernel import ErrorCode, KafkaError, ProducerIdAndEpoch, TopicPartition
+from moldau.protocol.markers import Marker
+
+if TYPE_CHECKING:
+    from moldau.broker.node import Node
+
+RETRY_MS_MIN, RETRY_MS_MAX = 50, 2_000
+_COORDINATOR_MOVES = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+)
+
+
+class End(NamedTuple):
+    """How a producer's transaction ends."""
+
+    producer: ProducerIdAndEpoch
+    marker: Marker
+    transaction_version: int
+
+
+class Token(Protocol):
+    def give(self, response: KafkaError | None) -> None:
+        """The marker is committed, or it never will be."""
+        ...
+
+
+class Markers:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def write(self, where: TopicPartition, end: End, token: Token) -> None:
+        """Write one; `token` is given the outcome, often before this returns."""
+        try:
+            partition = self._node.replicas.require(where.topic, where.partition)
+            if where.topic == OFFSETS_TOPIC:
+                self._end_offsets(where.partition, end, token)
+                return
+            now_ms = self._node.clock.now_ms()
+            end_offset = partition.append_marker(*end.producer, end.marker, end.transaction_version, now_ms)
+        except KafkaError as refusal:
+            token.give(_as_partitions_error(refusal))
+            return
+        if partition.log.flush_is_due(now_ms):
+            partition.when_flushed(end_offset).add_done_callback(lambda flushed: token.give(_outcome(flushed)))
+        else:
+            self._give_when_committed(partition, partition.leader_epoch, end_offset, token)
+
+    def _end_offsets(self, index: int, end: End, token: Token) -> None:
+        """Through the groups' shard there, whose offsets they are."""
+        coordinator = self._node.groups.coordinator
+        producers = coordinator.partition_at(index).log.producers
+        producers.check_marker(*end.producer, end.marker.coordinator_epoch, end.transaction_version)
+        coordinator.submit_at(index, EndOffsets(_PartitionsToken(token), *end))
+
+    def _give_when_committed(self, partition: Partition, leader_epoch: int, end_offset: int, token: Token) -> None:
+        if partition.leader is None or partition.leader_epoch != leader_epoch:
+            token.give(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        elif partition.high_watermark >= end_offset:
+            token.give(None)
+        else:
+            partition.add_waiter(lambda: self._give_when_committed(partition, leader_epoch, end_offset, token))
+
+    def carry_out(
+        self,
+        partitions: Iterable[TopicPartition],
+        end: End,
+        *,
+        is_wanted: Callable[[], bool],
+        on_done: Callable[[], None],
+    ) -> None:
+        """Write all of them, then call `on_done`: at once where nothing has to be waited for."""
+        _Order(self, self._node, end, is_wanted, on_done).write(sorted(partitions))
+
+
+class _Order:
+    """A transaction's markers on their way; partitions that refuse are tried again."""
+
+    def __init__(
+        self, markers: Markers, node: Node, end: End, is_wanted: Callable[[], bool], on_done: Callable[[], None]
+    ) -> None:
+        self._markers = markers
+        self._node = node
+        self._end = end
+        self._is_wanted = is_wanted
+        self._on_done = on_done
+        self._unanswered = 0
+        self._refused: list[TopicPartition] = []
+        self._retry_ms = RETRY_MS_MIN
+
+    def write(self, partitions: list[TopicPartition]) -> None:
+        self._unanswered = len(partitions) + 1  # one for this loop: answers may come within it
+        for where in partitions:
+            self._markers.write(where, self._end, _OrderToken(self, where))
+        self._answered()
+
+    def on_outcome(self, where: TopicPartition, refusal: KafkaError | None) -> None:
+        if refusal is not None and refusal.code == ErrorCode.INVALID_PRODUCER_EPOCH:
+            self._node.say(f"marker_not_needed partition={where} reason={refusal.message!r}")
+        elif refusal is not None and refusal.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            self._node.say(
+                f"marker_not_written partition={where} producer={self._end.producer.producer_id}"
+                f" error={refusal.code.name} retry_ms={self._retry_ms} reason={refusal.message!r}"
+            )
+            self._refused.append(where)
+        self._answered()
+
+    def _answered(self) -> None:
+        self._unanswered -= 1
+        if self._unanswered:
+            return
+        if not self._refused:
+            self._on_done()
+        else:
+            self._node.clock.call_later(self._retry_ms, self._try_again)
+            self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+
+    def _try_again(self) -> None:
+        refused, self._refused = self._refused, []
+        if self._is_wanted():
+            self.write(refused)
+
+
+class _OrderToken(NamedTuple):
+    order: _Order
+    where: TopicPartition
+
+    def give(self, response: KafkaError | None) -> None:
+        self.order.on_outcome(self.where, response)
+
+
+class _PartitionsToken(NamedTuple):
+    """Who ends a transaction knows a partition's errors, not those of the groups on it."""
+
+    token: Token
+
+    def give(self, response: KafkaError | None) -> None:
+        self.token.give(None if response is None else _as_partitions_error(response))
+
+
+def _as_partitions_error(refusal: KafkaError) -> KafkaError:
+    if refusal.code in _COORDINATOR_MOVES:
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, refusal.message)
+    return refusal
+
+
+def _outcome(flushed: asyncio.Future[None]) -> KafkaError | None:
+    error = flushed.exception()
+    assert error is None or isinstance(error, KafkaError)
+    return error

@@ -1,0 +1,129 @@
+"""The transaction coordinator of this broker: `__transaction_state`, made on first use, and the machines on it.
+
+Hands requests to the machines, and carries out what they order: markers, once a decision is committed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moldau.broker.coordinator import Coordinator, Reply
+from moldau.broker.internal_topics import ensure_internal_topic
+from moldau.broker.markers import End, Markers
+from moldau.broker.partition import Partition
+from moldau.cluster import TRANSACTION_VERSION, TRANSACTIONS_TOPIC
+from moldau.coordination.transactions import (
+    EPOCH_BUMP_VERSION,
+    AddPartitions,
+    MarkersWritten,
+    TransactionMachine,
+    WriteMarkers,
+)
+from moldau.kernel import ErrorCode, KafkaError, ProducerIdAndEpoch, TopicPartition
+from moldau.protocol.markers import Marker
+
+if TYPE_CHECKING:
+    from moldau.broker.node import Node
+
+
+class Transactions:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._settings = NodeTransactionSettings(node)
+        self.markers = Markers(node)
+        self.coordinator: Coordinator[TransactionMachine] = Coordinator(node, TRANSACTIONS_TOPIC, self._make_machine)
+
+    def _make_machine(self, partition: Partition) -> TransactionMachine:
+        outbox = _Outbox(self, self._node, partition)
+        return TransactionMachine(self._settings, self._node.producer_ids, outbox, self._node.say)
+
+    def ask(self, transactional_id: str, event_type: Any, *fields: Any) -> Reply:
+        """Hand an event about a transactional id to its shard; KafkaError refuses at once."""
+        return self.coordinator.ask(transactional_id, lambda token: event_type(token, transactional_id, *fields))
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: frozenset[TopicPartition],
+        *,
+        bumps_epochs: bool,
+        only_verifies: bool = False,
+    ) -> dict[TopicPartition, ErrorCode]:
+        """What the coordinator says of each; a refusal of all is everyone's. `bumps_epochs` is the client's kind."""
+        try:
+            answer: dict[TopicPartition, ErrorCode] = await self.ask(
+                transactional_id,
+                AddPartitions,
+                producer,
+                partitions,
+                EPOCH_BUMP_VERSION if bumps_epochs else 0,
+                only_verifies,
+            )
+        except KafkaError as refusal:
+            return dict.fromkeys(partitions, refusal.code)
+        return answer
+
+    async def ensure_topic(self) -> None:
+        settings = self._node.settings
+        replicas = min(settings.integer("transaction.state.log.replication.factor"), len(self._node.image.brokers))
+        await ensure_internal_topic(
+            self._node,
+            TRANSACTIONS_TOPIC,
+            partitions=settings.integer("transaction.state.log.num.partitions"),
+            replicas=replicas,
+            configs={
+                "cleanup.policy": "compact",
+                "compression.type": "uncompressed",
+                "min.insync.replicas": str(min(settings.integer("transaction.state.log.min.isr"), replicas)),
+                "segment.bytes": str(settings.integer("transaction.state.log.segment.bytes")),
+                "unclean.leader.election.enable": "false",
+            },
+        )
+
+    def stop(self) -> None:
+        self.coordinator.stop()
+
+
+class _Outbox:
+    """Where a machine's orders go: the token of `WriteMarkers`, given when the decision is committed."""
+
+    def __init__(self, transactions: Transactions, node: Node, partition: Partition) -> None:
+        self._transactions = transactions
+        self._node = node
+        self._partition = partition
+        self._epoch = partition.leader_epoch
+
+    def give(self, order: WriteMarkers | KafkaError) -> None:
+        if isinstance(order, KafkaError):
+            return  # the shard is unloaded: who loads it next gives the order again
+        end = End(order.producer, Marker(order.committed, self._epoch), order.transaction_version)
+        self._transactions.markers.carry_out(
+            order.partitions, end, is_wanted=self._is_coordinator, on_done=lambda: self._report(order)
+        )
+
+    def _is_coordinator(self) -> bool:
+        return self._partition.leader is not None and self._partition.leader_epoch == self._epoch
+
+    def _report(self, order: WriteMarkers) -> None:
+        try:
+            self._transactions.coordinator.submit(
+                order.transactional_id, MarkersWritten(order.transactional_id, order.producer)
+            )
+        except KafkaError:
+            # Not active any more; once it is loaded again it gives the order again.
+            return
+
+
+class NodeTransactionSettings:
+    """`TransactionSettings` of the broker's configuration and the cluster's features."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def integer(self, name: str) -> int:
+        return self._node.settings.integer(name)
+
+    @property
+    def transaction_version(self) -> int:
+        return self._node.image.features.get(TRANSACTION_VERSION, 0)
