@@ -15,8 +15,7 @@ from moldau.coordination import Answer, Machine, Moment, Shard, ShardState, part
 from moldau.kernel import ErrorCode, KafkaError, Timer
 from moldau.protocol.batches import (
     CorruptBatchError,
-    Record,
-    build_batch,
+    build_plain_batch,
     iterate_batches,
     keys_and_values,
 )
@@ -103,7 +102,8 @@ class Coordinator(Generic[AnyMachine]):
         self.topic = topic
         self._make_machine = make_machine
         self._hosted: dict[int, _Hosted[AnyMachine]] = {}
-        self._turns: list[_Hosted[AnyMachine]] = []
+        # Shards whose records leave at the end of this turn of the loop, in the order in which they came.
+        self._turns: dict[_Hosted[AnyMachine], None] = {}
         self._is_flush_due = False
         self._is_stopping = False
 
@@ -118,18 +118,29 @@ class Coordinator(Generic[AnyMachine]):
 
     def ask(self, key: str, make_event: Callable[[Reply], Any]) -> Reply:
         """Give the key's shard an event; the answer comes when it is committed. KafkaError refuses at once."""
-        return self._submit(self._require(self.index_of(key)), make_event)
+        reply = Reply()
+        self.submit(key, make_event(reply))
+        return reply
+
+    def submit(self, key: str, event: Any) -> None:
+        """The same for who has a token of its own: its `give` is called with the answer, perhaps before this
+        returns."""
+        self._submit(self._require(self.index_of(key)), event)
 
     def ask_all(self, make_event: Callable[[Reply], Any]) -> list[Reply]:
         """The same of every shard here; KafkaError while one of them is loading."""
-        return [self._submit(self._require(index), make_event) for index in list(self._hosted)]
+        replies = []
+        for index in list(self._hosted):
+            reply = Reply()
+            self._submit(self._require(index), make_event(reply))
+            replies.append(reply)
+        return replies
 
     def tell_all(self, event: Any) -> None:
         """News for every shard that is active; what loads now reads the present state when it has."""
         for hosted in list(self._hosted.values()):  # an append that fails changes it
             if hosted.shard.state is ShardState.ACTIVE:
-                hosted.shard.submit(event, self._now())
-                self._after(hosted)
+                self._submit(hosted, event)
 
     def machines(self) -> Iterator[AnyMachine]:
         """Of the active shards, to look at."""
@@ -144,11 +155,9 @@ class Coordinator(Generic[AnyMachine]):
         hosted.shard.require_active()
         return hosted
 
-    def _submit(self, hosted: _Hosted[AnyMachine], make_event: Callable[[Reply], Any]) -> Reply:
-        token = Reply()
-        hosted.shard.submit(make_event(token), self._now())
+    def _submit(self, hosted: _Hosted[AnyMachine], event: Any) -> None:
+        hosted.shard.submit(event, self._now())
         self._after(hosted)
-        return token
 
     def _now(self) -> Moment:
         clock = self._node.clock
@@ -165,14 +174,14 @@ class Coordinator(Generic[AnyMachine]):
         if shard.turn_bytes > TURN_BYTES_MAX:
             self._append(hosted)
         elif hosted not in self._turns:
-            self._turns.append(hosted)
+            self._turns[hosted] = None
             if not self._is_flush_due:
                 self._is_flush_due = True
                 self._node.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        turns, self._turns = self._turns, []
+        turns, self._turns = self._turns, {}
         for hosted in turns:
             self._append(hosted)
 
@@ -183,12 +192,9 @@ class Coordinator(Generic[AnyMachine]):
         records = shard.take()
         if records:
             now_ms = self._node.clock.now_ms()
-            batch = build_batch(
-                [Record(offset, now_ms, record.key, record.value) for offset, record in enumerate(records)],
-                compression=self._compression(),
-            )
+            batch = build_plain_batch(records, now_ms, self._compression())
             try:
-                partition.append(bytearray(batch), -1, now_ms)
+                partition.append_own(batch, len(records), now_ms)
             except KafkaError as refusal:
                 self._node.say(f"coordinator_append_failed partition={partition} reason={refusal}")
                 self._restart(hosted, refusal)
@@ -300,8 +306,7 @@ class Coordinator(Generic[AnyMachine]):
         self._hosted.pop(hosted.shard.index, None)
         if hosted.timer is not None:
             hosted.timer.cancel()
-        if hosted in self._turns:
-            self._turns.remove(hosted)
+        self._turns.pop(hosted, None)
         deliver(hosted.shard.fail(error))
 
     def stop(self) -> None:

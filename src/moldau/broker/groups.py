@@ -23,11 +23,12 @@ class Groups:
     def __init__(self, node: Node, dice: Dice) -> None:
         self._node = node
         settings = NodeGroupSettings(node.settings, lambda: node.image)
+        codec = Compression(node.settings.integer("offsets.topic.compression.codec"))
         self.coordinator: Coordinator[GroupMachine] = Coordinator(
             node,
             OFFSETS_TOPIC,
             lambda: GroupMachine(settings, dice, ImageTopics(lambda: node.image), node.say),
-            lambda: Compression(node.settings.integer("offsets.topic.compression.codec")),
+            lambda: codec,
         )
 
     def ask(self, group_id: str, request: Any, context: Context) -> Reply:

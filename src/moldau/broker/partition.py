@@ -139,6 +139,21 @@ class Partition:
             counters.messages_in += result.last_offset - result.base_offset + 1
         return result
 
+    def append_own(self, batch: bytearray, count: int, now_ms: int) -> None:
+        """A coordinator's batch of `count` records of this moment, as if it came with acks of all replicas."""
+        leader = self.leader
+        if leader is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self.min_in_sync > 1:
+            leader.check_in_sync(self.min_in_sync)
+        log = self.log
+        log.append_own(batch, count, now_ms, leader.leader_epoch, now_ms)
+        if leader.advance(log.end_offset) and self._waiters:
+            self.wake()
+        counters = self.counters
+        counters.bytes_in += len(batch)
+        counters.messages_in += count
+
     def delete_records_before(self, offset: int) -> None:
         """Once the checkpoint says so."""
         if self.is_removed:

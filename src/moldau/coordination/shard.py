@@ -134,7 +134,9 @@ class Shard(Generic[AnyMachine]):
         assert self.state is ShardState.LOADING
         self.state = ShardState.ACTIVE
         self.end_offset = end_offset
-        self._take_in(self.machine.on_loaded, now)
+        step = self._step(now)
+        self.machine.on_loaded(step)
+        self._take_in(step, 0)
 
     def require_active(self) -> None:
         if self.state is ShardState.LOADING:
@@ -146,18 +148,23 @@ class Shard(Generic[AnyMachine]):
 
     def submit(self, event: Any, now: Moment) -> None:
         self.require_active()
-        self._take_in(lambda step: self.machine.handle(event, step), now)
+        count, step = len(self._turn.records), self._step(now)
+        self.machine.handle(event, step)
+        self._take_in(step, count)
 
     def tick(self, now: Moment) -> None:
         """Let time pass; a shard that is not active has no timers."""
         if self.state is ShardState.ACTIVE:
-            self._take_in(self.machine.on_time, now)
+            count, step = len(self._turn.records), self._step(now)
+            self.machine.on_time(step)
+            self._take_in(step, count)
 
-    def _take_in(self, happen: Callable[[Step], None], now: Moment) -> None:
+    def _step(self, now: Moment) -> Step:
+        return Step(now.monotonic_ms, now.wall_ms, self._turn.records, self._turn.answers)
+
+    def _take_in(self, step: Step, count: int) -> None:
+        """A step was made; `count` records were there before it."""
         turn = self._turn
-        count = len(turn.records)
-        step = Step(now.monotonic_ms, now.wall_ms, turn.records, turn.answers)
-        happen(step)
         for key, value in turn.records[count:]:
             turn.size += len(key) + len(value or b"")
         for line in step.lines:

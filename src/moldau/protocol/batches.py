@@ -41,6 +41,7 @@ _DELETE_HORIZON = 0x40
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _unpack_header = _HEADER.unpack_from
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
+_BEFORE_ATTRIBUTES = struct.Struct(">qiibI")
 _AFTER_CRC = struct.Struct(">hiqqqhii")
 _INT64 = struct.Struct(">q")
 _INT32 = struct.Struct(">i")
@@ -305,6 +306,9 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def write_varint(out: bytearray, number: int) -> None:
+    if 0 <= number < 64:
+        out.append(number << 1)
+        return
     number = (number << 1) ^ (number >> 63)
     while number > 0x7F:
         out.append((number & 0x7F) | 0x80)
@@ -381,6 +385,42 @@ def build_batch(
     )
 
 
+def build_plain_batch(
+    records: Sequence[KeyAndValue], timestamp_ms: int, compression: Compression = Compression.NONE
+) -> bytearray:
+    """A batch of records of one time, from offset 0, without headers or a producer: what internal topics are made of.
+
+    The same bytes as `build_batch`, in a third of the time.
+    """
+    payload = bytearray()
+    for index, (key, value) in enumerate(records):
+        body = bytearray(b"\0\0")  # attributes, time after the first record's
+        write_varint(body, index)
+        _append_bytes(body, key)
+        _append_bytes(body, value)
+        body.append(0)  # headers
+        write_varint(payload, len(body))
+        payload += body
+    if compression:
+        payload = bytearray(compress(compression, payload, None))
+    count = len(records)
+    checked = (
+        _AFTER_CRC.pack(
+            compression,
+            count - 1,
+            timestamp_ms,
+            timestamp_ms,
+            NO_PRODUCER_ID,
+            NO_PRODUCER_EPOCH,
+            NO_SEQUENCE,
+            count,
+        )
+        + payload
+    )
+    length = len(checked) + ATTRIBUTES_POSITION - LENGTH_OVERHEAD_BYTES
+    return bytearray(_BEFORE_ATTRIBUTES.pack(0, length, -1, MAGIC, crc32c(checked)) + checked)
+
+
 def seal_batch(
     payload: Buffer,
     *,
@@ -412,7 +452,9 @@ def seal_batch(
     )
     with memoryview(batch) as view:
         checksum = crc32c(view[ATTRIBUTES_POSITION:])
-    struct.pack_into(">qiibI", batch, 0, base_offset, len(batch) - LENGTH_OVERHEAD_BYTES, leader_epoch, MAGIC, checksum)
+    _BEFORE_ATTRIBUTES.pack_into(
+        batch, 0, base_offset, len(batch) - LENGTH_OVERHEAD_BYTES, leader_epoch, MAGIC, checksum
+    )
     return batch
 
 

@@ -264,6 +264,38 @@ class PartitionLog(StoredLog):
             )
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
+    def append_own(self, batch: bytearray, count: int, timestamp_ms: int, leader_epoch: int, now_ms: int) -> None:
+        """A batch that the broker itself just made of `count` records with keys, without a producer.
+
+        Nothing in it need be checked, opened or looked up again; only its size and the disk may refuse it.
+        """
+        if self._codec is not None or self._stamps:
+            # The topic changes what it stores: the long way knows how.
+            self.append_as_leader(batch, leader_epoch, now_ms)
+            return
+        size = len(batch)
+        if size > self._message_bytes_max:
+            raise self._too_large(size)
+        base_offset = self.end_offset
+        last_offset = base_offset + count - 1
+        segment, limits = self._segments.active, self._limits
+        if segment.size + size > limits.bytes or timestamp_ms > limits.timestamp or last_offset > limits.offset:
+            if size > self.config.segment_bytes:
+                raise self._too_large_for_segment(size)
+            segment = self._make_room(size, timestamp_ms, last_offset, now_ms)
+        _pack_offset(batch, 0, base_offset)
+        _pack_epoch(batch, 12, leader_epoch)
+        try:
+            segment.file.write(segment.size, (batch,))  # type: ignore[union-attr]
+        except OSError as error:
+            self._write_failed(segment, error)
+        self.end_offset = last_offset + 1
+        if segment.note_append(size, last_offset, timestamp_ms):
+            limits.disarm_if_full(segment, self.config)
+        self._unsynced.messages += count
+        if leader_epoch != self.epochs.latest:
+            self.epochs.assign(leader_epoch, base_offset)
+
     def append_control(self, batch: bytearray | memoryview, leader_epoch: int, now_ms: int) -> AppendResult:
         """A control batch that the broker itself made, such as a transaction's end."""
         header = read_header(batch)

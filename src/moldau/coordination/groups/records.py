@@ -7,6 +7,7 @@ brokers read what is here.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from moldau.kernel import ZERO_UUID
 from moldau.protocol.message import Message
@@ -19,8 +20,10 @@ _OFFSET = struct.Struct(">hq")
 _OFFSET_AND_EPOCH = struct.Struct(">hqi")
 _KIND_AND_LENGTH = struct.Struct(">hh")
 _PARTITION = struct.Struct(">i")
+_WITHOUT_METADATA = struct.Struct(">hqiBq3s16s")
 _TIME = struct.Struct(">q")
 _TOPIC_ID_TAG = bytes((1, 0, 16))  # one tagged field, the first, of 16 bytes
+KEYS_REMEMBERED_MAX = 4096
 # Plain, and the one that still knows an expiry of its own (OffsetCommit versions 2 to 4).
 OFFSET_VALUE_VERSION, OFFSET_VALUE_WITH_EXPIRY_VERSION = 4, 1
 
@@ -49,8 +52,9 @@ def version_of(value: bytes) -> int:
 # -- offsets, which are many -------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=KEYS_REMEMBERED_MAX)
 def offset_key(group: str, topic: str, partition: int) -> bytes:
-    """Packed directly, as is `pack_offset`: a commit makes one of each."""
+    """Packed directly, as is `pack_offset`: a commit makes one of each, and the next one has the same key."""
     group_bytes, topic_bytes = group.encode(), topic.encode()
     return b"".join(
         (
@@ -65,6 +69,8 @@ def offset_key(group: str, topic: str, partition: int) -> bytes:
 
 def pack_offset(offset: int, leader_epoch: int, metadata: str, commit_ms: int, topic_id: bytes) -> bytes:
     """The value of a commit without an expiry of its own."""
+    if not metadata and topic_id != ZERO_UUID:
+        return _WITHOUT_METADATA.pack(OFFSET_VALUE_VERSION, offset, leader_epoch, 1, commit_ms, _TOPIC_ID_TAG, topic_id)
     text = metadata.encode()
     out = bytearray(_OFFSET_AND_EPOCH.pack(OFFSET_VALUE_VERSION, offset, leader_epoch))
     write_uvarint(out, len(text) + 1)
