@@ -35,6 +35,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 }
 STORM_PARTITIONS, STORM_MEMBERS, CROWD_MEMBERS = 100, 50, 200
 COMMIT_SECONDS = 5.0
+RAW_COMMITS = 100_000
 LOADED_GROUPS, LOADED_PARTITIONS = 1000, 1000
 HEARTBEAT_SECONDS = 15.0
 SETTLE_SECONDS_MAX = 120.0
@@ -181,6 +182,15 @@ def commits(rows: list[Row], servers: tuple[Server, ...], rounds: int) -> None:
                 assert not answer["failed"], answer
                 values_of(row, server).append(answer["commits_per_second"])
         rows.append(row)
+    # Sixteen of librdkafka's consumers keep the load's core busy before a warm broker is: raw frames get past that.
+    row = Row("sync commits, 16 groups (raw client)", "commits/s", "higher", at_least=1.5)
+    for number in range(rounds):
+        for server in servers:
+            (topic,) = create(server, 1, 1, f"commit-raw-{number}-")
+            answer = run("rawload", "commit", str(server.port), topic, "16", str(RAW_COMMITS))
+            assert not answer["errors"], answer
+            values_of(row, server).append(answer["per_second"])
+    rows.append(row)
 
 
 # -- raw clients -------------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 /* Raw frames over many connections, to get past any client's own ceiling.
  *
  *   rawload produce  PORT TOPIC CONNECTIONS IN_FLIGHT REQUESTS RECORD_BYTES [RATE]
+ *   rawload commit   PORT TOPIC CONNECTIONS REQUESTS   each connection is a group that commits one offset after the other
  *   rawload connect  PORT CONNECTIONS            open all at once, ask ApiVersions on each, wait for every answer
  *   rawload idle     PORT CONNECTIONS            open, print "open", hold until standard input ends
  *
- * Produce is version 9 with one record per request. Prints one line of JSON.
+ * Produce and commit are version 9, with one record or one offset per request. Prints one line of JSON.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -92,40 +93,68 @@ static size_t build_batch(uint8_t *batch, int record_bytes) {
     return size;
 }
 
-static uint8_t *request;
-static size_t request_bytes, error_position;
+typedef struct {
+    uint8_t *bytes;
+    size_t size;
+} Request;
 
-static void build_produce(const char *topic, int record_bytes) {
-    size_t topic_bytes = strlen(topic);
-    request = malloc((size_t)record_bytes + topic_bytes + 512);
-    uint8_t *p = request + 4;
-    p = put16(p, 0);
+static size_t error_position;
+
+static uint8_t *put_bytes(uint8_t *p, const void *bytes, size_t n) { memcpy(p, bytes, n); return p + n; }
+static uint8_t *put_name(uint8_t *p, const char *name) {
+    return put_bytes(put_varint(p, strlen(name) + 1), name, strlen(name));
+}
+
+static uint8_t *begin(Request *request, int api_key, size_t body_bytes_max) {
+    request->bytes = malloc(body_bytes_max + 64);
+    uint8_t *p = request->bytes + 4;
+    p = put16(p, api_key);
     p = put16(p, 9);
     p = put32(p, 7);
-    p = put16(p, 4);
-    memcpy(p, "load", 4);
-    p += 4;
-    p = put8(p, 0);                                    /* header tags */
+    p = put_bytes(put16(p, 4), "load", 4);
+    return put8(p, 0);                                 /* header tags */
+}
+
+static void end(Request *request, uint8_t *p) {
+    request->size = (size_t)(p - request->bytes);
+    put32(request->bytes, (uint32_t)request->size - 4);
+}
+
+static Request build_produce(const char *topic, int record_bytes) {
+    Request request;
+    size_t topic_bytes = strlen(topic);
+    uint8_t *p = begin(&request, 0, (size_t)record_bytes + topic_bytes + 512);
     p = put8(p, 0);                                    /* no transaction */
     p = put16(p, -1);                                  /* acks all */
     p = put32(p, 30000);
-    p = put8(p, 2);
-    p = put_varint(p, topic_bytes + 1);
-    memcpy(p, topic, topic_bytes);
-    p += topic_bytes;
+    p = put_name(put8(p, 2), topic);
     p = put8(p, 2);
     p = put32(p, 0);
     uint8_t *batch = malloc((size_t)record_bytes + 256);
     size_t batch_bytes = build_batch(batch, record_bytes);
-    p = put_varint(p, batch_bytes + 1);
-    memcpy(p, batch, batch_bytes);
+    p = put_bytes(put_varint(p, batch_bytes + 1), batch, batch_bytes);
     free(batch);
-    p += batch_bytes;
-    p = put8(put8(put8(p, 0), 0), 0);
-    request_bytes = (size_t)(p - request);
-    put32(request, (uint32_t)request_bytes - 4);
+    end(&request, put8(put8(put8(p, 0), 0), 0));
     /* size, correlation id, tags, array, name, array, index: then the error code */
     error_position = 4 + 4 + 1 + 1 + (1 + topic_bytes) + 1 + 4;
+    return request;
+}
+
+static Request build_commit(const char *topic, const char *group) {
+    Request request;
+    uint8_t *p = begin(&request, 8, strlen(topic) + strlen(group) + 128);
+    p = put_name(p, group);
+    p = put32(p, 0xffffffff);                          /* no generation: the group has no members */
+    p = put8(put8(p, 1), 0);                           /* no member id, no instance id */
+    p = put_name(put8(p, 2), topic);
+    p = put32(put8(p, 2), 0);
+    p = put64(p, 12345);
+    p = put32(p, 0xffffffff);                          /* no leader epoch */
+    p = put8(p, 1);                                    /* no metadata */
+    end(&request, put8(put8(put8(p, 0), 0), 0));
+    /* size, correlation id, tags, throttle time, array, name, array, index: then the error code */
+    error_position = 4 + 4 + 1 + 4 + 1 + (1 + strlen(topic)) + 1 + 4;
+    return request;
 }
 
 /* -- connections ------------------------------------------------------------------------------------------------ */
@@ -144,6 +173,7 @@ static int dial(int flags) {
 }
 
 typedef struct {
+    Request request;
     int fd, in_flight, sending;
     size_t sent, have;
     double started[WINDOW_MAX];
@@ -177,13 +207,8 @@ static void read_answers(Client *c) {
     c->have -= p;
 }
 
-static int produce(int argc, char **argv) {
-    if (argc < 8) return 2;
-    build_produce(argv[3], atoi(argv[7]));
-    int connections = atoi(argv[4]), window = atoi(argv[5]);
-    long wanted = atol(argv[6]), issued = 0;
-    double rate = argc > 8 ? atof(argv[8]) : 0;
-    Client *clients = calloc((size_t)connections, sizeof *clients);
+static int load(Client *clients, int connections, int window, long wanted, double rate) {
+    long issued = 0;
     latencies = malloc(sizeof *latencies * (size_t)(wanted + WINDOW_MAX));
     int poller = epoll_create1(0);
     for (int i = 0; i < connections; i++) {
@@ -209,10 +234,10 @@ static int produce(int argc, char **argv) {
                 c->in_flight++;
                 issued++;
             }
-            ssize_t n = write(c->fd, request + c->sent, request_bytes - c->sent);
+            ssize_t n = write(c->fd, c->request.bytes + c->sent, c->request.size - c->sent);
             if (n < 0 && errno != EAGAIN) die("write");
             if (n > 0) c->sent += (size_t)n;
-            if (c->sent == request_bytes) {
+            if (c->sent == c->request.size) {
                 c->sending = 0;
                 idle = 0;
             }
@@ -229,6 +254,26 @@ static int produce(int argc, char **argv) {
     return done == wanted ? 0 : 1;
 }
 
+static int produce(int argc, char **argv) {
+    if (argc < 8) return 2;
+    int connections = atoi(argv[4]);
+    Client *clients = calloc((size_t)connections, sizeof *clients);
+    Request request = build_produce(argv[3], atoi(argv[7]));
+    for (int i = 0; i < connections; i++) clients[i].request = request;
+    return load(clients, connections, atoi(argv[5]), atol(argv[6]), argc > 8 ? atof(argv[8]) : 0);
+}
+
+static int commit(int argc, char **argv) {
+    if (argc < 6) return 2;
+    int connections = atoi(argv[4]);
+    Client *clients = calloc((size_t)connections, sizeof *clients);
+    for (int i = 0; i < connections; i++) {
+        char group[64];
+        snprintf(group, sizeof group, "committer-%d", i);
+        clients[i].request = build_commit(argv[3], group);
+    }
+    return load(clients, connections, 1, atol(argv[5]), 0);
+}
 static int connect_all(int argc, char **argv) {
     if (argc < 4) return 2;
     static const uint8_t ask[] = {0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 255, 255};
@@ -282,9 +327,10 @@ int main(int argc, char **argv) {
     if (argc > 2) {
         port = atoi(argv[2]);
         if (!strcmp(argv[1], "produce")) return produce(argc, argv);
+        if (!strcmp(argv[1], "commit")) return commit(argc, argv);
         if (!strcmp(argv[1], "connect")) return connect_all(argc, argv);
         if (!strcmp(argv[1], "idle")) return hold_idle(argc, argv);
     }
-    fprintf(stderr, "usage: rawload produce|connect|idle PORT ...\n");
+    fprintf(stderr, "usage: rawload produce|commit|connect|idle PORT ...\n");
     return 2;
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moldau.coordination import partition_of
-from moldau.kernel import ErrorCode
+from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol import Record, build_batch
 from moldau.protocol.messages.delete_topics import DeleteTopicsRequest
 from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -136,6 +137,53 @@ def test_a_long_load_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
         index = partition_of("g", OFFSETS_PARTITIONS)
         assert any(f"coordinator_loading partition={OFFSETS_TOPIC}-{index} at=1 of=1" in line for line in broker.log)
         assert any(f"coordinator_loaded partition={OFFSETS_TOPIC}-{index} records=1" in line for line in broker.log)
+
+
+def test_a_load_that_fails_on_a_bad_disk_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("moldau.broker.coordinator.LOAD_RETRY_MS_MIN", 10)
+    with hooked_broker(monkeypatch, data=str(tmp_path)) as (broker, disk):
+        wire = Wire(broker.bootstrap)
+        create(wire, "t")
+        find(wire, "g")
+        commit(wire, "g", 7)
+        broker.stop()
+
+        def unreadable(operation: str, path: str) -> None:
+            if operation == "read" and f"/{OFFSETS_TOPIC}-" in path:
+                raise OSError(errno.EIO, "Input/output error")
+
+        disk.hook = unreadable
+        broker.start()
+        again = Wire(broker.bootstrap)
+
+        def failures() -> list[str]:
+            return [line.rpartition("=")[2] for line in broker.log if "coordinator_load_failed" in line]
+
+        assert wait_until(lambda: len(failures()) >= 3)
+        assert failures()[:3] == ["10", "20", "40"], "less and less often"
+        assert committed(again, "g") is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        disk.hook = lambda operation, path: None
+        assert wait_until(lambda: committed(again, "g") == 7)
+
+
+def test_a_log_that_ends_early_is_not_taken_for_all_there_is(tmp_path: Path) -> None:
+    """A read that gives less than the log should hold, as of a file that someone cut, is a failed load like others."""
+    with Broker(data=str(tmp_path)) as broker:
+        wire = Wire(broker.bootstrap)
+        create(wire, "t")
+        find(wire, "g")
+        commit(wire, "g", 7)
+        assert broker.node is not None
+        index = partition_of("g", len(broker.node.image.topics[OFFSETS_TOPIC].partitions))
+        (file,) = tmp_path.glob(f"{OFFSETS_TOPIC}-{index}/*.log")
+        content = file.read_bytes()
+        os.truncate(file, 30)
+        coordinator, loop = broker.node.groups.coordinator, broker.node.loop
+        refusal = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        loop.call_soon_threadsafe(lambda: coordinator._restart(coordinator._hosted[index], refusal))
+        assert wait_until(lambda: any("no whole batch at offset 0" in line for line in broker.log))
+        file.write_bytes(content)
+        assert wait_until(lambda: committed(wire, "g") == 7)
 
 
 def test_groups_are_gone_with_the_offsets_topic() -> None:

@@ -74,6 +74,11 @@ def test_a_bad_value_is_one_line_that_names_key_and_value() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_classic_group_protocol_cannot_be_switched_off() -> None:
+    with pytest.raises(ConfigError, match="Disabling the 'classic' protocol is not supported"):
+        load("group.coordinator.rebalance.protocols=consumer")
+
+
 def test_values_set_at_run_time_win_over_static_ones() -> None:
     settings = load("message.max.bytes=1000")
     image = MetadataImage(

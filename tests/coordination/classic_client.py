@@ -6,8 +6,8 @@ import struct
 from typing import Any
 
 from moldau.coordination.groups.server_assignors import AssignedMember, AssignedTopic, assign_range
-from moldau.coordination.groups.subscriptions import read_assignment, read_subscription, write_assignment
 from moldau.kernel import ErrorCode
+from moldau.protocol.consumer_protocol import read_assignment, read_subscription, write_assignment
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.join_group import JoinGroupResponse
 from moldau.protocol.messages.sync_group import SyncGroupResponse
@@ -103,9 +103,9 @@ class ClassicClient:
         code = answer if isinstance(answer, ErrorCode) else ErrorCode(answer.error_code)
         if isinstance(answer, SyncGroupResponse) and code is ErrorCode.NONE:
             self.is_joined = True
-            partitions = read_assignment(answer.assignment)
-            assert partitions is not None
-            self.held = {name: set(indexes) for name, indexes in partitions.items()}
+            assignment = read_assignment(answer.assignment)
+            assert assignment is not None
+            self.held = {each.topic: set(each.partitions) for each in assignment.assigned_partitions}
         elif code is not ErrorCode.REBALANCE_IN_PROGRESS:
             self._lose_all(code)
 

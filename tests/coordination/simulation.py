@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from moldau.coordination.groups.classic import ClassicState
-from moldau.coordination.groups.subscriptions import read_assignment, write_assignment
 from moldau.kernel import ErrorCode
+from moldau.protocol.consumer_protocol import read_assignment, write_assignment
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.heartbeat import HeartbeatRequest
 from moldau.protocol.messages.join_group import JoinGroupRequest
@@ -258,7 +258,9 @@ class Member:
         if code is not ErrorCode.NONE:
             self._begin_again(code)
             return
-        self.owned = list((read_assignment(answer.assignment) or {}).get(TOPIC, []))
+        assignment = read_assignment(answer.assignment)
+        assert assignment is not None
+        self.owned = [index for each in assignment.assigned_partitions for index in each.partitions]
         self.is_settled = True
         self.simulation.note(self.number, "owns", self.generation, self.owned)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from moldau.coordination.groups.classic import ClassicGroup, ClassicState
-from moldau.coordination.groups.subscriptions import write_assignment
 from moldau.kernel import ErrorCode
+from moldau.protocol.consumer_protocol import write_assignment
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.sync_group import SyncGroupRequest
 from tests.coordination.play import REBALANCE_MS, SESSION_MS, Play

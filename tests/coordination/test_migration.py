@@ -10,8 +10,8 @@ import pytest
 
 from moldau.coordination.groups import ClassicGroup, GroupMachine
 from moldau.coordination.groups.consumer import ConsumerGroup
-from moldau.coordination.groups.subscriptions import write_assignment
 from moldau.kernel import ErrorCode
+from moldau.protocol.consumer_protocol import write_assignment
 from moldau.protocol.messages.heartbeat import HeartbeatRequest
 from moldau.testing.dice import SeededDice
 from tests.coordination.classic_client import ClassicClient, subscription

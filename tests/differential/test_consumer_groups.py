@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from moldau.protocol.messages.offset_delete import OffsetDeleteRequest
 from moldau.protocol.messages.offset_fetch import OffsetFetchRequest
 from moldau.protocol.messages.sync_group import SyncGroupRequest
 from moldau.testing import Broker
+from tests.differential.conftest import LIKE_THE_ORACLE
 from tests.differential.deliberate import (
     HEARTBEATS,
     LOST_AGAIN,
@@ -53,6 +55,7 @@ from tests.differential.test_groups import (
     sync,
 )
 from tests.differential.wire import Wire
+from tests.oracle import ApacheKafka, require_oracle
 
 pytestmark = pytest.mark.oracle
 
@@ -764,3 +767,23 @@ class Walk:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_random_walk(pair: Pair, seed: int) -> None:
     Walk(Group(pair), seed).run()
+
+
+def test_without_the_consumer_protocol_its_requests_are_refused(tmp_path: Path) -> None:
+    require_oracle()
+    properties = {"group.coordinator.rebalance.protocols": "classic"}
+    with ApacheKafka(tmp_path, properties=properties) as kafka, Broker({**LIKE_THE_ORACLE, **properties}) as moldau:
+        pair = Pair(Side("Moldau", moldau.bootstrap), Side("Kafka", kafka.bootstrap), "classic-only")
+        for version in (0, 1):
+            joining = ConsumerGroupHeartbeatRequest(
+                "g", "m", 0, rebalance_timeout_ms=30_000, subscribed_topic_names=["t"], topic_partitions=[]
+            )
+            invalid = ConsumerGroupHeartbeatRequest("", "", -7)
+            for request in (joining, invalid):
+                answer: Any = pair.ask(request, version)[0]
+                assert ErrorCode(answer.error_code) is ErrorCode.UNSUPPORTED_VERSION
+            described: Any = pair.ask(ConsumerGroupDescribeRequest(group_ids=["g", ""]), version)[0]
+            assert {group.error_code for group in described.groups} == {ErrorCode.UNSUPPORTED_VERSION}
+        pair.verdict()
+        for side in pair.sides:
+            side.wire.close()

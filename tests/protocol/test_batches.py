@@ -26,6 +26,7 @@ from moldau.protocol import (
 )
 from moldau.protocol.batches import (
     SEQUENCE_MAX,
+    build_plain_batch,
     control_key,
     control_kind,
     keys_and_values,
@@ -56,6 +57,17 @@ def test_what_is_built_is_read_back(records: list[Record], codec: Compression) -
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 3, 9)
     assert header.max_timestamp == max(record.timestamp for record in records)
     assert list(iterate_records(batch)) == records
+
+
+@given(
+    pairs=st.lists(st.tuples(optional_bytes, st.none() | st.binary(max_size=300)), min_size=1, max_size=100),
+    codec=st.sampled_from(list(Compression)),
+)
+def test_a_plain_batch_has_the_bytes_of_any_other(
+    pairs: list[tuple[bytes | None, bytes | None]], codec: Compression
+) -> None:
+    records = [Record(index, TIME, key, value) for index, (key, value) in enumerate(pairs)]
+    assert build_plain_batch(pairs, TIME, codec) == build_batch(records, compression=codec)
 
 
 @given(records=record_lists, codec=st.sampled_from([Compression.NONE, Compression.GZIP]))

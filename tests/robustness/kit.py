@@ -24,13 +24,17 @@ Hook = Callable[[str, str], None]
 
 
 class HookedFile:
-    """A real file whose writes and syncs are announced first."""
+    """A real file whose reads, writes and syncs are announced first."""
 
     def __init__(self, file: Any, path: str, hook: Hook) -> None:
         self._file, self._path, self._hook = file, path, hook
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+    def read(self, position: int, count: int) -> Any:
+        self._hook("read", self._path)
+        return self._file.read(position, count)
 
     def write(self, position: int, buffers: Any) -> None:
         self._hook("write", self._path)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.batches import Record, build_batch, control_key, iterate_records, read_header
+from moldau.protocol.batches import Record, build_batch, build_plain_batch, control_key, iterate_records, read_header
 from moldau.protocol.checksum import crc32c
 from moldau.protocol.compression import Compression
 from moldau.storage import PartitionLog, RecordRefusal
 from moldau.testing.disk import SimulatedDisk
-from tests.storage.kit import NOW_MS, append, batch, content, fill, flush, idempotent, new_disk, offsets, open_log
+from tests.storage.kit import (
+    DIRECTORY,
+    NOW_MS,
+    append,
+    batch,
+    content,
+    fill,
+    flush,
+    idempotent,
+    new_disk,
+    offsets,
+    open_log,
+)
 
 
 def with_field(position: int, layout: str, value: int, *, count: int = 1, seal: bool = True) -> bytearray:
@@ -73,6 +86,47 @@ def test_trap_14_offset_and_epoch_are_set_in_place_and_the_rest_stays_the_produc
     assert (result.base_offset, result.last_offset, result.log_append_time_ms, result.duplicate) == (3, 4, -1, False)
     assert (read_header(stored).base_offset, read_header(stored).leader_epoch) == (3, 9)
     assert stored[8:12] + stored[16:] == original[8:12] + original[16:]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"compact": True},
+        {"segment_bytes": 400},
+        {"index_interval_bytes": 100},
+        {"compression_type": "gzip"},
+        {"message_timestamp_type": "LogAppendTime"},
+    ],
+    ids=str,
+)
+def test_a_batch_of_our_own_is_stored_as_a_clients_would_be(config: dict[str, Any]) -> None:
+    own, clients = new_disk(), new_disk()
+    logs = open_log(own, **config), open_log(clients, **config)
+    for number in range(30):
+        records = [(b"key", b"v" * number), (b"other", None)]
+        epoch, now_ms = number // 10, NOW_MS + number
+        logs[0].append_own(build_plain_batch(records, now_ms), 2, now_ms, epoch, now_ms)
+        logs[1].append_as_leader(build_plain_batch(records, now_ms), epoch, now_ms)
+    for log in logs:
+        log.close(clean=True, now_ms=NOW_MS)
+    assert {name: own.read_file(f"{DIRECTORY}/{name}") for name in own.list(DIRECTORY)} == {
+        name: clients.read_file(f"{DIRECTORY}/{name}") for name in clients.list(DIRECTORY)
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        ({"max_message_bytes": 100}, ErrorCode.MESSAGE_TOO_LARGE),
+        ({"segment_bytes": 100}, ErrorCode.RECORD_LIST_TOO_LARGE),
+    ],
+)
+def test_a_batch_of_our_own_is_refused_for_its_size_alone(config: dict[str, Any], code: ErrorCode) -> None:
+    log = open_log(new_disk(), **config)
+    with pytest.raises(KafkaError) as refusal:
+        log.append_own(build_plain_batch([(b"key", b"v" * 100)], NOW_MS), 1, NOW_MS, 0, NOW_MS)
+    assert refusal.value.code is code and log.end_offset == 0
 
 
 def test_a_memoryview_of_a_larger_buffer_is_taken_as_it_is() -> None:

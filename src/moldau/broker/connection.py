@@ -192,7 +192,8 @@ class Connection:
             self._queue(outcome)
         elif outcome is None:
             return
-        elif isinstance(outcome, _Parked):
+        elif isinstance(outcome, Parked):
+            outcome.is_lined_up = True
             self._line_up(outcome.answer)
         else:
             self.answer((outcome,) if isinstance(outcome, bytes) else outcome)
@@ -286,6 +287,15 @@ class Connection:
         answer.parts = parts
         answers = self._answers
         if self.closed or answers is None:
+            return
+        if len(answers) == 1 and not self._out and not self._paused and parts.__class__ is tuple and len(parts) == 1:
+            # Nothing before it, nothing after it: the usual case.
+            answers.popleft()
+            self._queue(parts[0])
+            if parts[0].__class__ is bytes:
+                self._send_one(parts[0])
+            else:
+                self._flush()
             return
         self._waiting_bytes += _size(parts)
         while answers and answers[0].parts is not None:
@@ -421,16 +431,26 @@ class Connection:
             self._closers.discard(closer)
 
 
-class _Parked:
+class Parked:
+    """A request that is answered later, and its place in the line of answers."""
+
+    __slots__ = ("answer", "is_lined_up")
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self.is_lined_up = False
+
+
+class _ParkedHandler(Parked):
     """A handler that waits: resumed whenever the future that it awaits is done."""
 
-    __slots__ = ("_connection", "_coroutine", "_finish", "answer")
+    __slots__ = ("_connection", "_coroutine", "_finish")
 
     def __init__(self, connection: Connection, coroutine: Coroutine[Any, None, Any], finish: Any) -> None:
+        super().__init__()
         self._connection = connection
         self._coroutine = coroutine
         self._finish = finish
-        self.answer = Answer()
 
     def _wait_on(self, future: Any) -> None:
         # What asyncio's own Task does with a future that a coroutine yielded.
@@ -453,13 +473,13 @@ class _Parked:
             connection._listener.report_bug(connection, error)
 
 
-def drive(connection: Connection, coroutine: Coroutine[Any, None, Any], finish: Any) -> Sequence[Part] | _Parked | None:
+def drive(connection: Connection, coroutine: Coroutine[Any, None, Any], finish: Any) -> Sequence[Part] | Parked | None:
     """Run a handler up to its first wait: the parts of its answer, or the parked rest."""
     try:
         future = coroutine.send(None)
     except StopIteration as stop:
         return finish(stop.value)  # type: ignore[no-any-return]
-    parked = _Parked(connection, coroutine, finish)
+    parked = _ParkedHandler(connection, coroutine, finish)
     parked._wait_on(future)
     return parked
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 LOAD_BYTES = 1 << 20
 PROGRESS_MS = 1000
+# A load that failed, on a bad disk, is tried again after so long, and after twice as long each time.
+LOAD_RETRY_MS_MIN, LOAD_RETRY_MS_MAX, LOAD_FAILURES_COUNTED_MAX = 500, 60_000, 10
 # A turn is cut before its batch outgrows what a topic takes by default.
 TURN_BYTES_MAX = 512 << 10
 # What the requester is told when the log below refuses, by what the log said.
@@ -91,13 +93,14 @@ class Reply:
 
 
 class _Hosted(Generic[AnyMachine]):
-    """A shard, its partition, and its timer."""
+    """A shard, its partition, and its timer: the machine's next, or that of the next try to load."""
 
-    __slots__ = ("partition", "shard", "task", "timer", "timer_ms")
+    __slots__ = ("failed_loads", "partition", "shard", "task", "timer", "timer_ms")
 
-    def __init__(self, shard: Shard[AnyMachine], partition: Partition) -> None:
+    def __init__(self, shard: Shard[AnyMachine], partition: Partition, failed_loads: int) -> None:
         self.shard = shard
         self.partition = partition
+        self.failed_loads = failed_loads
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
         self.timer_ms = 0
@@ -305,9 +308,9 @@ class Coordinator(Generic[AnyMachine]):
             if index not in self._hosted:
                 self._load(partition)
 
-    def _load(self, partition: Partition) -> None:
+    def _load(self, partition: Partition, failed_loads: int = 0) -> None:
         shard = Shard(partition.index, self._make_machine(partition), self._node.say)
-        hosted = self._hosted[partition.index] = _Hosted(shard, partition)
+        hosted = self._hosted[partition.index] = _Hosted(shard, partition, failed_loads)
         if partition.log.end_offset == partition.log.start_offset:
             self._activate(hosted)
         else:
@@ -321,9 +324,10 @@ class Coordinator(Generic[AnyMachine]):
         try:
             while offset < partition.log.end_offset:
                 piece = partition.log.read(offset, LOAD_BYTES, offset_max=INT64_MAX, at_least_one=True)
-                if piece is None:
-                    break
-                for header, batch in iterate_batches(piece.read()):
+                if piece is None and partition.log.is_active_segment_empty:
+                    break  # what compaction left ends before the log does
+                begin = offset
+                for header, batch in iterate_batches(piece.read() if piece is not None else b""):
                     # A log begins with a whole batch, so none is seen in part.
                     if header.is_control:
                         marker = read_marker(batch)
@@ -333,6 +337,8 @@ class Coordinator(Generic[AnyMachine]):
                         self._replay_batch(machine, header, batch)
                         records += header.record_count
                     offset = header.last_offset + 1
+                if offset == begin:
+                    raise CorruptBatchError(f"the log has no whole batch at offset {offset}")
                 if clock.monotonic_ms() - told_ms >= PROGRESS_MS:
                     told_ms = clock.monotonic_ms()
                     self._node.say(
@@ -342,11 +348,19 @@ class Coordinator(Generic[AnyMachine]):
                 if hosted.shard.state is not ShardState.LOADING:
                     return
         except (OSError, CorruptBatchError, KafkaError) as error:
-            self._node.say(f"coordinator_load_failed partition={partition} offset={offset} reason={str(error)!r}")
+            self._load_later(hosted, f"offset={offset} reason={str(error)!r}")
             return
         took_ms = clock.monotonic_ms() - began_ms
         self._node.say(f"coordinator_loaded partition={partition} records={records} ms={took_ms}")
         self._activate(hosted)
+
+    def _load_later(self, hosted: _Hosted[AnyMachine], why: str) -> None:
+        delay_ms = min(LOAD_RETRY_MS_MIN << hosted.failed_loads, LOAD_RETRY_MS_MAX)
+        self._node.say(f"coordinator_load_failed partition={hosted.partition} {why} retry_ms={delay_ms}")
+        # What was read so far is of no use: the next try begins with an empty machine.
+        hosted.timer = self._node.clock.call_later(
+            delay_ms, lambda: self._load(hosted.partition, min(hosted.failed_loads + 1, LOAD_FAILURES_COUNTED_MAX))
+        )
 
     def _replay_batch(self, machine: AnyMachine, header: BatchHeader, batch: memoryview) -> None:
         replay = machine.replay

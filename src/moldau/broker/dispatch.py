@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moldau.broker.api_table import REFUSED, SERVED, Served
 from moldau.broker.connection import Connection, FrameError, Part, drive
+from moldau.broker.plain_commit import PLAIN_COMMIT_VERSION_MAX, PLAIN_COMMIT_VERSION_MIN, answer_plain_commit
 from moldau.broker.refusals import refuse_request
 from moldau.broker.single_batch import (
     FAST_PRODUCE_VERSION_MAX,
@@ -24,7 +25,7 @@ from moldau.protocol.wire import ProtocolError
 if TYPE_CHECKING:
     from moldau.broker.node import Node
 
-PRODUCE, API_VERSIONS = 0, 18
+PRODUCE, OFFSET_COMMIT, API_VERSIONS = 0, 8, 18
 OWN_SOFTWARE = "moldau"
 _PREFIX_AND_CORRELATION = struct.Struct(">ii")
 
@@ -98,6 +99,7 @@ class Dispatcher:
         self.served = {key: served for key, served in SERVED.items() if role in API_MESSAGES[key].listeners}
         self._routes: dict[int, Route] = {}
         self.fast_produce_count = 0
+        self.plain_commit_count = 0
 
     def dispatch(self, connection: Connection, frame: memoryview) -> Sequence[Part] | Any | None:
         """Start the handler of one request; parts of the answer, a parked handler, or None when none is owed."""
@@ -112,6 +114,12 @@ class Dispatcher:
                 self.fast_produce_count += 1
                 return answer
         route = self._routes.get(key) or self._load(key)
+        if key == OFFSET_COMMIT and PLAIN_COMMIT_VERSION_MIN <= version <= PLAIN_COMMIT_VERSION_MAX:
+            reply = answer_plain_commit(self._node, connection, frame, position, version, correlation_id, client_id)
+            if reply is not None:
+                route.requests_count += 1
+                self.plain_commit_count += 1
+                return reply
         if not route.version_min <= version <= route.version_max:
             if key != API_VERSIONS:
                 raise FrameError(

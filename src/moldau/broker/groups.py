@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from moldau.broker.coordinator import Coordinator, Reply
 from moldau.broker.dispatch import Context
 from moldau.broker.internal_topics import ensure_internal_topic
-from moldau.broker.settings import Settings
+from moldau.broker.settings import GROUP_PROTOCOLS_KEY, Settings
 from moldau.cluster import OFFSETS_TOPIC, ConfigKind, MetadataDelta, MetadataImage
 from moldau.cluster.config_catalogue import group_key, parse_value
 from moldau.coordination.groups import Asked, Caller, GroupMachine, TopicsChanged
-from moldau.kernel import Dice
+from moldau.kernel import Dice, ErrorCode, KafkaError
 from moldau.protocol.compression import Compression
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class Groups:
     def ask_all(self, request: Any, context: Context) -> list[Reply]:
         caller = caller_of(context)
         return self.coordinator.ask_all(lambda token: Asked(request, token, caller))
+
+    def require_consumer_protocol(self) -> None:
+        """KafkaError unless the groups of KIP-848 are switched on."""
+        if "consumer" not in self._node.settings.items(GROUP_PROTOCOLS_KEY):
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
 
     def follow_metadata(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self.coordinator.follow_metadata()

@@ -28,6 +28,7 @@ from moldau.cluster.config_catalogue import (
 )
 from moldau.storage import LogConfig
 
+GROUP_PROTOCOLS_KEY = "group.coordinator.rebalance.protocols"
 ENVIRONMENT_PREFIX = "MOLDAU_"
 # Names with our prefix that are not configuration keys.
 _ENVIRONMENT_OTHERS = ("MOLDAU_TEST_", "MOLDAU_BOOTSTRAP", "MOLDAU_BENCH_")
@@ -242,7 +243,10 @@ def load_settings(
             warnings.append(f"unknown key {name}" + (f"; did you mean {near}?" if near else ""))
             continue
         _check(key, name, text)
-    return Settings(static), warnings
+    settings = Settings(static)
+    if "classic" not in settings.items(GROUP_PROTOCOLS_KEY):
+        raise ConfigError(f"Disabling the 'classic' protocol is not supported. ({GROUP_PROTOCOLS_KEY})")
+    return settings, warnings
 
 
 def _check(key: ConfigKey, name: str, text: str) -> None:

@@ -1,7 +1,6 @@
-"""What members of a classic group tell each other through the coordinator: subscriptions and assignments, as bytes.
+"""What our members of a classic group tell each other: `protocol/consumer_protocol` in the assignors' own terms.
 
-The coordinator does not read them; the leader's assignor does. Kafka's own versions, so that our members and Java's can
-share a group. The sticky assignors also carry what they gave out before, in a form of their own.
+The sticky assignors also carry what they gave out before, in a form of their own.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections.abc import Iterable
 
 from moldau.client.assignors import NO_GENERATION, Subscription
 from moldau.kernel import TopicPartition
-from moldau.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment
+from moldau.protocol.consumer_protocol import read_assignment, read_subscription, write_assignment, write_subscription
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.wire import ProtocolError
 
 PROTOCOL_TYPE = "consumer"
-_VERSION = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT16 = struct.Struct(">h")
 
@@ -30,7 +28,6 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def encode_subscription(subscription: Subscription, user_data: bytes | None) -> bytes:
-    version = ConsumerProtocolSubscription.VERSION_MAX
     message = ConsumerProtocolSubscription(
         topics=sorted(subscription.topics),
         user_data=user_data,
@@ -41,12 +38,14 @@ def encode_subscription(subscription: Subscription, user_data: bytes | None) -> 
         generation_id=subscription.generation,
         rack_id=subscription.rack or None,
     )
-    return _VERSION.pack(version) + message.encode(version)
+    return write_subscription(message)
 
 
 def decode_subscription(data: bytes, assignor: str, instance_id: str | None) -> Subscription:
-    """What a member wrote for an assignor; newer versions are read as far as we know them."""
-    message, _ = ConsumerProtocolSubscription.decode_from(data, _VERSION.size, _known(data, message_max=3))
+    """What a member wrote for an assignor."""
+    message = read_subscription(data)
+    if message is None:
+        raise ProtocolError(f"{len(data)} bytes are no subscription of a consumer")
     owned = tuple(TopicPartition(one.topic, number) for one in message.owned_partitions for number in one.partitions)
     generation = message.generation_id
     user_data = bytes(message.user_data or b"")
@@ -59,29 +58,15 @@ def decode_subscription(data: bytes, assignor: str, instance_id: str | None) -> 
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    version = ConsumerProtocolAssignment.VERSION_MAX
-    message = ConsumerProtocolAssignment(
-        assigned_partitions=[
-            ConsumerProtocolAssignment.TopicPartition(topic, numbers) for topic, numbers in by_topic(partitions).items()
-        ],
-        user_data=None,
-    )
-    return _VERSION.pack(version) + message.encode(version)
+    return write_assignment(by_topic(partitions))
 
 
 def decode_assignment(data: bytes) -> set[TopicPartition]:
     """Empty bytes: the leader gave this member nothing."""
-    if not data:
-        return set()
-    message, _ = ConsumerProtocolAssignment.decode_from(data, _VERSION.size, _known(data, message_max=3))
+    message = read_assignment(data)
+    if message is None:
+        raise ProtocolError(f"{len(data)} bytes are no assignment of a consumer")
     return {TopicPartition(one.topic, number) for one in message.assigned_partitions for number in one.partitions}
-
-
-def _known(data: bytes, message_max: int) -> int:
-    if len(data) < _VERSION.size:
-        raise ProtocolError(f"{len(data)} bytes are no message of a group")
-    (version,) = _VERSION.unpack_from(data)
-    return min(int(version), message_max)
 
 
 def encode_sticky_data(partitions: Iterable[TopicPartition], generation: int) -> bytes:

@@ -84,6 +84,11 @@ class StoredLog:
         self._unsynced.note_path(path)
 
     @property
+    def is_active_segment_empty(self) -> bool:
+        """If not, the last batch of the log is in it, and whatever lies below the end offset can be read."""
+        return self._segments.active.size == 0
+
+    @property
     def size_bytes(self) -> int:
         return self._segments.size_bytes
 

@@ -1,7 +1,7 @@
 """ConsumerGroupHeartbeat (key 68), versions 0 and 1: join, stay in, change and leave a consumer group (KIP-848).
 
 1 wants a member id that the client made, and has subscriptions by regular expression. Epoch 0 joins, -1 leaves, -2 is a
-static member that will be back.
+static member that will be back. UNSUPPORTED_VERSION while `group.coordinator.rebalance.protocols` has no `consumer`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2
 
 async def handle(request: ConsumerGroupHeartbeatRequest, context: Context) -> ConsumerGroupHeartbeatResponse:
     try:
+        context.node.groups.require_consumer_protocol()
         _require_valid(request, context.version)
         _require_assignor(request.server_assignor, context.node.settings.items("group.consumer.assignors"))
         response: ConsumerGroupHeartbeatResponse = await context.node.groups.ask(request.group_id, request, context)

@@ -1,6 +1,7 @@
 """ConsumerGroupDescribe (key 69), versions 0 and 1: members, assignments and targets of consumer groups (KIP-848).
 
-A group that nobody knows, or a classic one, is GROUP_ID_NOT_FOUND. 1 says which protocol a member speaks. Our own
+A group that nobody knows, or a classic one, is GROUP_ID_NOT_FOUND; all are UNSUPPORTED_VERSION while
+`group.coordinator.rebalance.protocols` has no `consumer`. 1 says which protocol a member speaks. Our own
 clients are told the last rebalances too, in a tagged field (`coordination/groups/history.py`).
 """
 
@@ -19,6 +20,7 @@ async def handle(request: ConsumerGroupDescribeRequest, context: Context) -> Con
     described = []
     for group_id in request.group_ids:
         try:
+            context.node.groups.require_consumer_protocol()
             if not group_id:
                 raise KafkaError(ErrorCode.INVALID_GROUP_ID)
             asked = ConsumerGroupDescribeRequest(group_ids=[group_id])

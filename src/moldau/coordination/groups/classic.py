@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any
 
 from moldau.coordination.groups.history import History
-from moldau.coordination.groups.subscriptions import subscribed_topics
 from moldau.coordination.prefixed import encode_key, encode_value
 from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.consumer_protocol import read_subscription
 from moldau.protocol.messages.coordinator.group_metadata import GroupMetadataKey, GroupMetadataValue
 from moldau.protocol.messages.join_group import JoinGroupResponse
 
@@ -281,10 +281,10 @@ class ClassicGroup:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            wanted = subscribed_topics(member.metadata(self.protocol))
-            if wanted is None:
+            subscription = read_subscription(member.metadata(self.protocol))
+            if subscription is None:
                 return None  # not in the consumer's format: we do not know
-            topics.update(wanted)
+            topics.update(subscription.topics)
         return frozenset(topics)
 
     # -- the record ----------------------------------------------------------------------------------------------------

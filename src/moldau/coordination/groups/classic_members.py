@@ -22,9 +22,9 @@ from moldau.coordination.groups.consumer_changes import ConsumerChanges, new_mem
 from moldau.coordination.groups.events import Asked
 from moldau.coordination.groups.migration import allows_classic, can_downgrade_replacing, classic_assignment
 from moldau.coordination.groups.reconciliation import Owned, owned_by, require_understood
-from moldau.coordination.groups.subscriptions import read_subscription
 from moldau.coordination.shard import Step
 from moldau.kernel import Dice, ErrorCode, KafkaError
+from moldau.protocol.consumer_protocol import read_subscription
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from moldau.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse

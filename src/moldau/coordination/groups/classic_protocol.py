@@ -22,9 +22,9 @@ from moldau.coordination.groups.classic import (
     assignments_by_member,
 )
 from moldau.coordination.groups.events import Asked, GroupSettings
-from moldau.coordination.groups.subscriptions import read_assignment, read_subscription
 from moldau.coordination.shard import Step
 from moldau.kernel import Dice, ErrorCode, KafkaError
+from moldau.protocol.consumer_protocol import read_assignment, read_subscription
 from moldau.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from moldau.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from moldau.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
@@ -440,7 +440,7 @@ def members_with_nothing_to_give_up(group: ClassicGroup) -> set[str]:
         if subscription is None or assignment is None:
             return set()
         owned[member.id] = {(each.topic, index) for each in subscription.owned_partitions for index in each.partitions}
-        given[member.id] = {(topic, index) for topic, indexes in assignment.items() for index in indexes}
+        given[member.id] = {(each.topic, index) for each in assignment.assigned_partitions for index in each.partitions}
     if set().union(*owned.values()) <= set().union(*given.values()):
         return set()
     return {member_id for member_id in owned if owned[member_id] <= given[member_id]}

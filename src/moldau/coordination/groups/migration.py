@@ -36,11 +36,10 @@ from moldau.coordination.groups.consumer_records import (
     target_record,
 )
 from moldau.coordination.groups.events import GroupSettings
-from moldau.coordination.groups.subscriptions import read_assignment, read_subscription, write_assignment
 from moldau.coordination.prefixed import VERSION_BYTES
 from moldau.coordination.shard import Step
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment
+from moldau.protocol.consumer_protocol import read_assignment, read_subscription, write_assignment
 
 POLICY_KEY = "group.consumer.migration.policy"
 # What these add to an assignment is for their own stickiness, which is the broker's affair now: librdkafka's
@@ -123,25 +122,18 @@ def _about(group: ClassicGroup, member: ClassicMember) -> MemberAbout:
 
 
 def _target(group: ClassicGroup, member: ClassicMember, topics: TopicView) -> Target:
-    partitions = read_assignment(member.assignment)
-    if partitions is None:
+    assignment = read_assignment(member.assignment)
+    if assignment is None:
         raise _cannot_upgrade(group, "the embedded consumer protocol is malformed")
-    if group.protocol not in CLIENT_ASSIGNORS and has_user_data(member.assignment):
+    if group.protocol not in CLIENT_ASSIGNORS and assignment.user_data:
+        # What an assignor of the client's own adds would be lost.
         raise _cannot_upgrade(group, CUSTOM_ASSIGNOR)
-    target = {}
-    for name, indexes in partitions.items():
-        topic_id = topics.topic_id(name)
-        if topic_id is not None and indexes:
-            target[topic_id] = frozenset(indexes)
+    target: dict[bytes, frozenset[int]] = {}
+    for each in assignment.assigned_partitions:
+        topic_id = topics.topic_id(each.topic)
+        if topic_id is not None and each.partitions:
+            target[topic_id] = target.get(topic_id, frozenset()) | frozenset(each.partitions)
     return target
-
-
-def has_user_data(assignment: bytes) -> bool:
-    """What an assignor of the client's own adds would be lost. For bytes that `read_assignment` reads."""
-    if not assignment:
-        return False
-    version = min(int.from_bytes(assignment[:VERSION_BYTES], "big"), ConsumerProtocolAssignment.VERSION_MAX)
-    return bool(ConsumerProtocolAssignment.decode(assignment[VERSION_BYTES:], version).user_data)
 
 
 def _cannot_upgrade(group: ClassicGroup, why: str) -> KafkaError:

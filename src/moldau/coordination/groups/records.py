@@ -7,6 +7,7 @@ brokers read what is here.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from moldau.coordination.prefixed import VERSION_BYTES, encode_value, version_of
 from moldau.kernel import ZERO_UUID
@@ -18,8 +19,10 @@ _OFFSET = struct.Struct(">hq")
 _OFFSET_AND_EPOCH = struct.Struct(">hqi")
 _KIND_AND_LENGTH = struct.Struct(">hh")
 _PARTITION = struct.Struct(">i")
+_WITHOUT_METADATA = struct.Struct(">hqiBq3s16s")
 _TIME = struct.Struct(">q")
 _TOPIC_ID_TAG = bytes((1, 0, 16))  # one tagged field, the first, of 16 bytes
+KEYS_REMEMBERED_MAX = 4096
 # Plain, and the one that still knows an expiry of its own (OffsetCommit versions 2 to 4).
 OFFSET_VALUE_VERSION, OFFSET_VALUE_WITH_EXPIRY_VERSION = 4, 1
 
@@ -27,8 +30,9 @@ OFFSET_VALUE_VERSION, OFFSET_VALUE_WITH_EXPIRY_VERSION = 4, 1
 # -- offsets, which are many -------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=KEYS_REMEMBERED_MAX)
 def offset_key(group: str, topic: str, partition: int) -> bytes:
-    """Packed directly, as is `pack_offset`: a commit makes one of each."""
+    """Packed directly, as is `pack_offset`: a commit makes one of each, and the next one has the same key."""
     group_bytes, topic_bytes = group.encode(), topic.encode()
     return b"".join(
         (
@@ -43,6 +47,8 @@ def offset_key(group: str, topic: str, partition: int) -> bytes:
 
 def pack_offset(offset: int, leader_epoch: int, metadata: str, commit_ms: int, topic_id: bytes) -> bytes:
     """The value of a commit without an expiry of its own."""
+    if not metadata and topic_id != ZERO_UUID:
+        return _WITHOUT_METADATA.pack(OFFSET_VALUE_VERSION, offset, leader_epoch, 1, commit_ms, _TOPIC_ID_TAG, topic_id)
     text = metadata.encode()
     out = bytearray(_OFFSET_AND_EPOCH.pack(OFFSET_VALUE_VERSION, offset, leader_epoch))
     write_uvarint(out, len(text) + 1)
