@@ -1,0 +1,122 @@
+"""Transactions of every client: whole or absent, offsets with them, one owner of a transactional id at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.clients.needs import require_module
+from tests.clients.peers import create_topic
+from tests.clients.transactional import FENCED, TRANSACTIONAL_PEERS, Refused, TransactionalPeer
+
+pytestmark = pytest.mark.clients
+
+# "moldau" and "apache-kafka": the second shows that a test asks for what Kafka does.
+BROKERS = ("apache-kafka",)
+
+
+@pytest.fixture(scope="session", params=BROKERS)
+def served_by(request: pytest.FixtureRequest) -> str:
+    """The address of a broker that serves transactions."""
+    if request.param == "moldau":
+        found: str = request.getfixturevalue("bootstrap")
+    else:
+        found = request.getfixturevalue("apache_kafka").bootstrap
+    return found
+
+
+@pytest.fixture(params=TRANSACTIONAL_PEERS)
+def client(request: pytest.FixtureRequest, served_by: str) -> Iterator[TransactionalPeer]:
+    peer = TRANSACTIONAL_PEERS[request.param](served_by)
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def topic(served_by: str, new_topic: Callable[[], str]) -> str:
+    name = new_topic()
+    create_topic(served_by, name, 2)
+    return name
+
+
+def produce(bootstrap: str, topic: str, *values: str, partition: int = 0) -> None:
+    producer = require_module("confluent_kafka").Producer({"bootstrap.servers": bootstrap, "log_level": 0})
+    for value in values:
+        producer.produce(topic, value.encode(), partition=partition)
+    assert producer.flush(30) == 0
+
+
+def committed(client: TransactionalPeer, bootstrap: str, topic: str, partition: int = 0) -> list[str]:
+    """What is committed now, as this client reads it. A record after it tells where to stop."""
+    produce(bootstrap, topic, "end", partition=partition)
+    found = client.committed(topic, partition)
+    assert found[-1:] == ["end"], found
+    return found[:-1]
+
+
+def committed_offset(bootstrap: str, group: str, topic: str) -> int:
+    kafka = require_module("confluent_kafka")
+    consumer = kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group, "log_level": 0})
+    (found,) = consumer.committed([kafka.TopicPartition(topic, 0)], timeout=30)
+    consumer.close()
+    return int(found.offset)
+
+
+def test_what_is_committed_is_read_and_what_is_aborted_is_not(
+    client: TransactionalPeer, served_by: str, topic: str
+) -> None:
+    client.open("p", f"{topic}-id")
+    for number, end in enumerate((client.commit, client.abort, client.commit, client.abort)):
+        client.begin("p")
+        client.send("p", topic, 0, f"left {number}")
+        client.send("p", topic, 1, f"right {number}")
+        client.send("p", topic, 0, f"more {number}")
+        end("p")
+    assert committed(client, served_by, topic) == ["left 0", "more 0", "left 2", "more 2"]
+    assert committed(client, served_by, topic, 1) == ["right 0", "right 2"]
+
+
+def test_records_are_consumed_transformed_and_produced_exactly_once(
+    client: TransactionalPeer, served_by: str, topic: str, new_topic: Callable[[], str]
+) -> None:
+    target, group = new_topic(), f"group-of-{topic}"
+    create_topic(served_by, target, 1)
+    produce(served_by, topic, *(f"in {number}" for number in range(5)))
+    client.open("p", f"{topic}-id")
+
+    def transform(count: int) -> list[str]:
+        found = client.consume(group, topic, count)
+        client.begin("p")
+        for value in found:
+            client.send("p", target, 0, value.replace("in", "out"))
+        client.send_offsets("p")
+        return found
+
+    assert transform(2) == ["in 0", "in 1"]
+    client.commit("p")
+    assert transform(2) == ["in 2", "in 3"]
+    client.abort("p")
+    assert committed_offset(served_by, group, topic) == 2
+    client.leave()
+    assert transform(3) == ["in 2", "in 3", "in 4"]
+    client.commit("p")
+    client.leave()
+    assert committed_offset(served_by, group, topic) == 5
+    assert committed(client, served_by, target) == [f"out {number}" for number in range(5)]
+
+
+def test_a_second_owner_of_a_transactional_id_fences_the_first(
+    client: TransactionalPeer, served_by: str, topic: str
+) -> None:
+    client.open("first", f"{topic}-id")
+    client.begin("first")
+    client.send("first", topic, 0, "of a zombie")
+    client.open("second", f"{topic}-id")
+    client.begin("second")
+    client.send("second", topic, 0, "of the owner")
+    with pytest.raises(Refused) as refused:
+        client.commit("first")
+    assert FENCED.search(str(refused.value)), refused.value
+    client.commit("second")
+    assert committed(client, served_by, topic) == ["of the owner"]
