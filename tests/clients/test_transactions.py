@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.clients.groups import GroupMember, await_that, java_program
 from tests.clients.needs import require_module
 from tests.clients.peers import create_topic
 from tests.clients.transactional import FENCED, TRANSACTIONAL_PEERS, Refused, TransactionalPeer
@@ -120,3 +124,99 @@ def test_a_second_owner_of_a_transactional_id_fences_the_first(
     assert FENCED.search(str(refused.value)), refused.value
     client.commit("second")
     assert committed(client, served_by, topic) == ["of the owner"]
+
+
+# -- Kafka Streams -----------------------------------------------------------------------------------------------------
+
+WORDS = ("slovo", "wort", "mot", "word", "parola")
+LINES_FED_MIN = 3000
+KILLS = 2
+
+
+class Feed(threading.Thread):
+    """Lines of words for as long as the test wants."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(daemon=True)
+        self.words: Counter[str] = Counter()
+        self.lines = 0
+        self.is_over = threading.Event()
+        self._topic = topic
+        self._producer = require_module("confluent_kafka").Producer(
+            {"bootstrap.servers": bootstrap, "log_level": 0, "enable.idempotence": True, "linger.ms": 5}
+        )
+
+    def run(self) -> None:
+        while not self.is_over.wait(0.005) or self.lines < LINES_FED_MIN:
+            for _ in range(10):
+                words = [WORDS[self.lines % len(WORDS)], WORDS[self.lines // 2 % len(WORDS)]]
+                self._producer.produce(self._topic, " ".join(words).encode(), partition=self.lines % 2)
+                self.words.update(words)
+                self.lines += 1
+            self._producer.poll(0)
+        assert self._producer.flush(60) == 0
+
+
+class Counts(threading.Thread):
+    """Every count that a reader with `read_committed` sees, in order, by word."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(daemon=True)
+        kafka = require_module("confluent_kafka")
+        self.seen: dict[str, list[int]] = {word: [] for word in WORDS}
+        self.ended: set[int] = set()
+        self.is_over = threading.Event()
+        self._consumer = kafka.Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False, "log_level": 0}
+        )
+        self._consumer.assign([kafka.TopicPartition(topic, index, 0) for index in range(2)])
+
+    @property
+    def total(self) -> int:
+        return sum(len(each) for each in self.seen.values())
+
+    def run(self) -> None:
+        while not self.is_over.is_set():
+            for message in self._consumer.consume(500, 0.1):
+                assert message.error() is None, message.error()
+                if message.value() == b"end":
+                    self.ended.add(message.partition())
+                else:
+                    self.seen[message.key().decode()].append(int(message.value()))
+        self._consumer.close()
+
+
+@pytest.mark.oracle
+def test_a_streams_application_counts_exactly_once_though_it_is_killed(
+    served_by: str, new_topic: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = f"{new_topic()}-lines", f"{new_topic()}-counts"
+    for name in (source, target):
+        create_topic(served_by, name, 2)
+    command = java_program("WordCount", served_by, source, source, target, str(tmp_path / "state"), "exactly_once_v2")
+    feed, counts = Feed(served_by, source), Counts(served_by, target)
+    members: list[GroupMember] = []
+    try:
+        feed.start()
+        counts.start()
+        for _ in range(KILLS):
+            members.append(GroupMember(command))
+            before = counts.total
+            await_that(lambda before=before: counts.total > before + 200, members, "committed counts")
+            members[-1].kill()
+        members.append(GroupMember(command))
+        feed.is_over.set()
+        feed.join()
+        await_that(lambda: counts.total >= sum(feed.words.values()), members, "every count")
+        members[-1].close()
+        for partition in range(2):
+            produce(served_by, target, "end", partition=partition)
+        await_that(lambda: len(counts.ended) == 2, members, "the end")
+    finally:
+        counts.is_over.set()
+        counts.join()
+        for member in members:
+            if member.is_running:
+                member.kill()
+    for word, found in counts.seen.items():
+        assert found == list(range(1, feed.words[word] + 1)), word

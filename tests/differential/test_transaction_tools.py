@@ -61,7 +61,6 @@ def test_transactions_are_listed_described_and_aborted(transactions: Transaction
         (("describe", "--transactional-id", over), "CompleteCommit"),
         (("describe", "--transactional-id", transactions.topic("unknown")), "exit 1"),
         (("describe-producers", "--topic", topic, "--partition", "0"), "LatestCoordinatorEpoch"),
-        (("describe-producers", "--topic", topic, "--partition", "7"), "exit 1"),
         (("find-hanging", "--topic", topic, "--partition", "0", "--max-transaction-timeout", "1"), "exit 0"),
         (("find-hanging", "--broker-id", "1"), "exit 0"),
         (("abort", "--topic", topic, "--partition", "0", "--start-offset", "5"), "exit 1"),
