@@ -66,8 +66,8 @@ def test_transactions_are_listed_described_and_aborted(transactions: Transaction
         (("abort", "--topic", topic, "--partition", "0", "--start-offset", "5"), "exit 1"),
         (("abort", "--topic", topic, "--partition", "0", "--start-offset", "1"), "exit 0"),
         (("describe-producers", "--topic", topic, "--partition", "0"), "None"),
-        (("forceTerminateTransaction", "--transactional-id", going), "exit 0"),
-        (("describe", "--transactional-id", going), "CompleteAbort"),
+        (("forceTerminateTransaction", "--transactionalId", going), "exit 0"),
+        (("describe", "--transactional-id", going), "Empty"),
     ):
         ours, theirs = (printed(side, transactions.prefix, *arguments) for side in transactions.sides)
         assert ours == theirs, arguments
