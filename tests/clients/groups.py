@@ -20,7 +20,9 @@ from tests.clients.needs import require_java
 from tests.oracle import LIBS, java, java_command
 
 SECONDS_MAX = 60.0
-SOURCES = [str(Path(__file__).parent / "java" / name) for name in ("GroupMember.java", "WordCount.java")]
+SOURCES = [
+    str(Path(__file__).parent / "java" / name) for name in ("GroupMember.java", "Transactions.java", "WordCount.java")
+]
 
 
 @cache

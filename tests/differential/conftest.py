@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moldau.protocol.messages.update_features import UpdateFeaturesRequest
 from moldau.testing import Broker
 from tests.differential.pair import Pair, Side
+from tests.differential.transactions import Transactions
 from tests.oracle import ApacheKafka, RunningKafka, require_oracle
 
 # The oracle's own properties (tests/oracle.py), so that both describe themselves alike.
@@ -30,6 +33,12 @@ LIKE_THE_ORACLE = {
     "share.coordinator.state.topic.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
 }
+
+
+# Who is compared with Kafka in scenarios of transactions; "Kafka" with itself shows that they are deterministic.
+TRANSACTIONS_OF = "Kafka"
+TRANSACTION_LEVELS = (2, 1)
+QUICK_TIMEOUTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "50"}
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +65,53 @@ def private_pair(tmp_path: Path) -> Iterator[Pair]:
         yield Pair(*sides, "private")
         for side in sides:
             side.wire.close()
+
+
+@pytest.fixture(scope="session")
+def transactional_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], str]]:
+    """Addresses of brokers by who they are and their transaction.version, started when first asked for."""
+    require_oracle()
+    started: dict[tuple[str, int], str] = {}
+    with ExitStack() as stack:
+
+        def get(role: str, level: int) -> str:
+            if (role, level) not in started:
+                is_moldau = role == "compared" and TRANSACTIONS_OF == "Moldau"
+                broker = (
+                    Broker(LIKE_THE_ORACLE | QUICK_TIMEOUTS)
+                    if is_moldau
+                    else ApacheKafka(tmp_path_factory.mktemp("kafka"), properties=QUICK_TIMEOUTS)
+                )
+                started[role, level] = stack.enter_context(broker).bootstrap
+                _set_transaction_version(Side(role, started[role, level]), level)
+            return started[role, level]
+
+        yield get
+
+
+def _set_transaction_version(side: Side, level: int) -> None:
+    if level < max(TRANSACTION_LEVELS):
+        downgrade = UpdateFeaturesRequest.FeatureUpdateKey("transaction.version", level)
+        downgrade.upgrade_type = 2
+        answer = side.ask(UpdateFeaturesRequest(feature_updates=[downgrade]), 1)
+        assert answer.error_code == 0, answer
+        assert all(each.error_code == 0 for each in answer.results), answer
+    side.wire.close()
+
+
+@pytest.fixture(params=TRANSACTION_LEVELS, ids=lambda level: f"tv{level}")
+def transactions(
+    request: pytest.FixtureRequest, transactional_clusters: Callable[[str, int], str]
+) -> Iterator[Transactions]:
+    prefix = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")[-80:]
+    level = request.param
+    sides = (
+        Side(TRANSACTIONS_OF, transactional_clusters("compared", level)),
+        Side("Kafka", transactional_clusters("oracle", level)),
+    )
+    yield Transactions(*sides, prefix, level)
+    for side in sides:
+        side.wire.close()
 
 
 @pytest.hookimpl(wrapper=True)

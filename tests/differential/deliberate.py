@@ -112,6 +112,7 @@ NOT_ASKED = (
     "AlterConfigs that names a resource twice is INVALID_REQUEST; Kafka never answers",
     "Fetch with a negative max_bytes or partition_max_bytes reads as with 0; Kafka fails with UNKNOWN_SERVER_ERROR",
     "Produce with null records is INVALID_RECORD; Kafka never answers",
+    "AddPartitionsToTxn from version 4 on without a transaction is answered with nothing; Kafka never answers",
 )
 
 # Topic configs whose default differs because the two brokers are set up differently: the test kit deletes segments at

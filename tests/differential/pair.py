@@ -41,11 +41,12 @@ class Side:
         self.bootstrap = bootstrap
         self.wire = Wire(bootstrap)
         self.topic_ids: dict[str, bytes] = {}
+        self.producer_names: dict[int, str] = {}
         self.notes: dict[str, Any] = {}
 
     @property
-    def names_of_ids(self) -> dict[bytes, str]:
-        return {topic_id: name for name, topic_id in self.topic_ids.items()}
+    def names_of_ids(self) -> dict[bytes | int, str]:
+        return {**{topic_id: name for name, topic_id in self.topic_ids.items()}, **self.producer_names}
 
     def ask(self, request: Request, version: int) -> Any:
         return self.wire.ask(request if isinstance(request, Message) else request(self), version)
@@ -207,9 +208,9 @@ def produce(topic: str, batch: bytes | None, *, partition: int = 0, acks: int = 
 
 
 def versions_of(key: int) -> range:
-    """Every version that is served of a key."""
-    served = SERVED[key]
-    return range(served.version_min, served.version_max + 1)
+    """Every version that is served of a key, or would be."""
+    known = SERVED.get(key) or API_MESSAGES[key]
+    return range(known.version_min, known.version_max + 1)
 
 
 def error_name(code: int) -> str:

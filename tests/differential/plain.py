@@ -19,8 +19,8 @@ Plain = Any
 MASKED = "<masked>"
 
 
-def plain(value: Any, ids: Mapping[bytes, str]) -> Plain:
-    """A message as dicts and lists. Topic ids that `ids` knows become names; records become their batches."""
+def plain(value: Any, ids: Mapping[bytes | int, str]) -> Plain:
+    """A message as dicts and lists. Ids of topics and producers that `ids` knows become names, records batches."""
     if isinstance(value, Struct):
         fields = ((name, getattr(value, name)) for name in value.__slots__)
         return {
@@ -31,11 +31,13 @@ def plain(value: Any, ids: Mapping[bytes, str]) -> Plain:
     return value
 
 
-def _field(name: str, value: Any, ids: Mapping[bytes, str]) -> Plain:
-    if name == "error_code":
+def _field(name: str, value: Any, ids: Mapping[bytes | int, str]) -> Plain:
+    if name.endswith("error_code"):
         return _error_name(value)
     if name == "records":
-        return _batches(value)
+        return _batches(value, ids)
+    if name == "producer_id":
+        return ids.get(value, value)
     if isinstance(value, (bytes, memoryview, bytearray)):
         raw = bytes(value)
         return f"<id of {ids[raw]}>" if raw in ids else raw.hex()
@@ -49,11 +51,15 @@ def _error_name(code: int) -> str:
         return f"error {code}"
 
 
-def _batches(records: Any) -> Plain:
+def _batches(records: Any, ids: Mapping[bytes | int, str]) -> Plain:
     if records is None:
         return None
     batches = [
-        {**header._asdict(), "payload": bytes(batch[HEADER_BYTES:]).hex()}
+        {
+            **header._asdict(),
+            "producer_id": ids.get(header.producer_id, header.producer_id),
+            "payload": bytes(batch[HEADER_BYTES:]).hex(),
+        }
         for header, batch in iterate_batches(bytes(records))
     ]
     rest = len(records) - sum(each["length"] + 12 for each in batches)

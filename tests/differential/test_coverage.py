@@ -9,7 +9,7 @@ import pytest
 from moldau.broker.api_table import SERVED
 from moldau.protocol.messages.registry import API_MESSAGES, request_class
 
-SCENARIOS = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
+SCENARIOS = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
 # Asked version by version without a parameter: DescribeProducers, ListConfigResources, DescribeTopicPartitions.
 FEW_VERSIONS = {61: 0, 74: 1, 75: 0}
 

@@ -11,7 +11,10 @@ import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.state.Stores;
 
-/** Kafka Streams' hello: words of one topic counted into another. Says its state and tasks, ends with its input. */
+/**
+ * Kafka Streams' hello: words of one topic counted into another. Says its state and tasks, ends with its input.
+ * Arguments: bootstrap, application, source, target, state directory, and a processing guarantee if not the default.
+ */
 public class WordCount {
     public static void main(String[] args) throws Exception {
         Properties settings = new Properties();
@@ -22,6 +25,11 @@ public class WordCount {
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, "0");
         settings.put("session.timeout.ms", "6000");
         settings.put("heartbeat.interval.ms", "300");
+        if (args.length > 5) {
+            settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[5]);
+            // What a killed instance left open keeps readers waiting for so long.
+            settings.put(StreamsConfig.producerPrefix("transaction.timeout.ms"), "3000");
+        }
         StreamsBuilder builder = new StreamsBuilder();
         builder.stream(args[2], Consumed.with(Serdes.String(), Serdes.String()))
             .flatMapValues(line -> Arrays.asList(line.split(" ")))
