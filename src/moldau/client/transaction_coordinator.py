@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from moldau.client.cluster import FAULTS, ClusterClient, backoff_ms
+from moldau.client.coordinators import KeyType
 from moldau.client.errors import TransactionAbortable, TransactionFatal
 from moldau.client.group_coordinator import MOVED, NO_EPOCH, GroupMetadata, OffsetAndMetadata
 from moldau.client.group_protocol import by_topic
@@ -21,8 +22,6 @@ from moldau.protocol.batches import NO_PRODUCER_ID
 from moldau.protocol.message import Message
 from moldau.protocol.messages.registry import ApiKey
 
-KEY_TYPE_GROUP = 0
-KEY_TYPE_TRANSACTION = 1
 # The transaction before is still being completed: its markers take milliseconds.
 CONCURRENT_BACKOFF_MS = 20
 _FIND_BATCHED_FROM = 4
@@ -55,7 +54,7 @@ class TransactionCoordinator:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._retry_backoff_ms = retry_backoff_ms
         self._retry_backoff_max_ms = retry_backoff_max_ms
-        self._nodes: dict[tuple[int, str], int] = {}
+        self._nodes: dict[tuple[KeyType, str], int] = {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -148,7 +147,7 @@ class TransactionCoordinator:
             lambda answer: [one.error_code for topic in answer.topics for one in topic.partitions],
             f"committing offsets of group {group.group_id!r}",
             build=build,
-            key=(KEY_TYPE_GROUP, group.group_id),
+            key=(KeyType.GROUP, group.group_id),
             version_max=_TXN_OFFSET_COMMIT_EXPLICIT_MAX if is_explicit else None,
         )
 
@@ -176,13 +175,13 @@ class TransactionCoordinator:
         what: str,
         *,
         build: Callable[[int], Message] | None = None,
-        key: tuple[int, str] | None = None,
+        key: tuple[KeyType, str] | None = None,
         version_min: int = 0,
         version_max: int | None = None,
     ) -> Any:
         """Attempts until an answer is final; raises what `transactions` makes of a refusal."""
         api_key = ApiKey(request.API_KEY)
-        where = key or (KEY_TYPE_TRANSACTION, self.transactional_id)
+        where = key or (KeyType.TRANSACTION, self.transactional_id)
         failures = 0
         while True:
             refusal: ErrorCode | None = None
@@ -221,7 +220,7 @@ class TransactionCoordinator:
                     named = [code for code in final if code is not ErrorCode.OPERATION_NOT_ATTEMPTED]
                     raise transaction_error(api_key, (worst or named or final)[0], self.transactional_id, what)
                 refusal = codes[0]
-                if refusal in MOVED or (refusal is ErrorCode.REQUEST_TIMED_OUT and where[0] == KEY_TYPE_GROUP):
+                if refusal in MOVED or (refusal is ErrorCode.REQUEST_TIMED_OUT and where[0] == KeyType.GROUP):
                     self._nodes.pop(where, None)
                 self.last_error = KafkaError(refusal, f"{what}: {refusal.name}")
             failures += 1
@@ -230,7 +229,7 @@ class TransactionCoordinator:
                 delay = min(delay, CONCURRENT_BACKOFF_MS)
             await asyncio.sleep(delay / 1000)
 
-    async def _node(self, where: tuple[int, str]) -> int:
+    async def _node(self, where: tuple[KeyType, str]) -> int:
         known = self._nodes.get(where)
         if known is not None:
             return known
