@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from moldau.client import ClusterClient, admin
 from moldau.testing import Broker
 from tests.oracle import ApacheKafka, require_oracle
 
@@ -77,4 +79,66 @@ def moldau_groups_server() -> Iterator[Server]:
 def groups_server(request: pytest.FixtureRequest) -> Server:
     """A server whose groups notice lost members soon."""
     found: Server = request.getfixturevalue(f"{request.param}_groups_server")
+    return found
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+# Time-outs that a test can wait for.
+QUICK_TRANSACTIONS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
+# Brokers that serve transactions, in both generations: "moldau" joins when it does.
+TRANSACTION_BROKERS = ("kafka",)
+
+
+@pytest.fixture(scope="session")
+def kafka_implicit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    require_oracle()
+    with ApacheKafka(tmp_path_factory.mktemp("transactions"), properties=QUICK_TRANSACTIONS) as kafka:
+        yield Server("kafka", kafka.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def kafka_explicit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    require_oracle()
+    older = ("--feature", "transaction.version=1")
+    directory = tmp_path_factory.mktemp("transactions")
+    with ApacheKafka(directory, properties=QUICK_TRANSACTIONS, format_options=older) as kafka:
+        yield Server("kafka", kafka.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def moldau_implicit_server() -> Iterator[Server]:
+    with Broker(QUICK_TRANSACTIONS) as broker:
+        yield Server("moldau", broker.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def moldau_explicit_server() -> Iterator[Server]:
+    async def downgrade(bootstrap: str) -> None:
+        async with ClusterClient(bootstrap) as client:
+            await admin.update_features(
+                client, {"transaction.version": 1}, upgrade_type=admin.UpgradeType.SAFE_DOWNGRADE
+            )
+
+    with Broker(QUICK_TRANSACTIONS) as broker:
+        asyncio.run(downgrade(broker.bootstrap))
+        yield Server("moldau", broker.bootstrap)
+
+
+@pytest.fixture(params=[f"{broker}_{kind}" for broker in TRANSACTION_BROKERS for kind in ("implicit", "explicit")])
+def transactions_server(request: pytest.FixtureRequest) -> Server:
+    """transaction.version 2, where partitions join a transaction implicitly, and 1, where clients add them."""
+    found: Server = request.getfixturevalue(f"{request.param}_server")
+    return found
+
+
+@pytest.fixture(params=[f"{broker}_implicit" for broker in TRANSACTION_BROKERS])
+def implicit_server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(f"{request.param}_server")
+    return found
+
+
+@pytest.fixture(params=[f"{broker}_explicit" for broker in TRANSACTION_BROKERS])
+def explicit_server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(f"{request.param}_server")
     return found

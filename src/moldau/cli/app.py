@@ -21,6 +21,7 @@ COMMANDS = {
     "consume": ("moldau.cli.consume", "consume_app"),
     "tail": ("moldau.cli.consume", "tail_app"),
     "group": ("moldau.cli.group", "app"),
+    "txn": ("moldau.cli.txn", "app"),
     "config": ("moldau.cli.config", "app"),
     "feature": ("moldau.cli.feature", "app"),
     "cluster": ("moldau.cli.cluster", "app"),

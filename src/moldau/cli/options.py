@@ -72,6 +72,14 @@ def parse_time(text: str, now_ms: int) -> int:
         ) from None
 
 
+def parse_duration_ms(option: str, text: str) -> int:
+    """`90s`, `15m`, `2h`."""
+    found = _AGO.fullmatch(text.strip())
+    if found is None:
+        raise usage(f"{option} {text}: write how long, such as 90s, 15m or 2h")
+    return int(found[1]) * _MS[found[2]]
+
+
 def time_text(timestamp_ms: int) -> str:
     """UTC with milliseconds; `-` for a record without a time."""
     if timestamp_ms < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Output, OutputForma
 
 if TYPE_CHECKING:
     from moldau.cli.record_lines import Headers, InputRecord
-    from moldau.client import ClusterClient, RecordMetadata
+    from moldau.client import ClusterClient, DeliveryCallback, Producer, RecordMetadata
 
 app = typer.Typer(add_completion=False)
 
@@ -99,6 +99,16 @@ def produce(
     ] = None,
     acks: Annotated[Acks | None, typer.Option("--acks", help="Whose word counts.")] = None,
     null: Annotated[bool, typer.Option("-Z", "--null", help="An empty value is null: a tombstone.")] = False,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            "--transactional-id", metavar="ID", help="All records in one transaction: seen together or never."
+        ),
+    ] = None,
+    commit_every: Annotated[
+        int | None,
+        typer.Option("--commit-every", metavar="N", help="A transaction for every N records.", show_default=False),
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     properties: Property = None,
@@ -141,10 +151,17 @@ def produce(
         settings["compression.type"] = str(compression)
     if acks is not None:
         settings["acks"] = str(acks)
+    if transactional_id is not None:
+        settings["transactional.id"] = transactional_id
+    if commit_every is not None:
+        if "transactional.id" not in settings:
+            raise usage("--commit-every needs --transactional-id")
+        if commit_every < 1:
+            raise usage(f"--commit-every {commit_every}: give at least 1")
     descriptor = _open(source)
 
     async def work(client: ClusterClient) -> int:
-        return await _produce(client, plan, settings, descriptor)
+        return await _produce(client, plan, settings, descriptor, commit_every)
 
     shared = {name: value for name, value in given.items() if name in CLIENT_PROPERTIES}
     code = on_cluster_with(bootstrap, shared, work)
@@ -211,7 +228,70 @@ class _Tally:
             self.is_over = True
 
 
-async def _produce(client: ClusterClient, plan: _Plan, settings: dict[str, object], descriptor: int) -> int:
+class _Transaction:
+    """Records in transactions, each of so many or all in one. A record counts when its transaction is committed."""
+
+    def __init__(self, producer: Producer, tally: _Tally, records_max: int | None) -> None:
+        self.commits = 0
+        self.records = 0  # in the open one
+        self._producer = producer
+        self._tally = tally
+        self._records_max = records_max
+        self._delivered: list[RecordMetadata] = []
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        on_delivery: DeliveryCallback,
+    ) -> None:
+        if not self.records:
+            self._producer.begin_transaction()
+        self.records += 1
+        await self._producer.send(topic, value, key, headers, partition, timestamp_ms, self._on_delivery)
+        if self.records == self._records_max:
+            await self.commit()
+
+    def _on_delivery(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        # An error is told by the commit, for all.
+        if metadata is not None:
+            self._delivered.append(metadata)
+
+    async def commit(self) -> None:
+        if not self.records:
+            return
+        await self._producer.commit_transaction()
+        for metadata in self._delivered:
+            self._tally.on_delivery(metadata, None)
+        self.commits += 1
+        self._begin_anew()
+
+    async def abort(self) -> str | None:
+        """What became of the open one, for the report."""
+        from moldau.client import TransactionFatal, TransactionTimedOut, WrongTransactionState
+
+        if not self.records:
+            return None
+        records = self.records
+        self._begin_anew()
+        try:
+            await self._producer.abort_transaction()
+        except (TransactionFatal, TransactionTimedOut, WrongTransactionState) as error:
+            return f"the open transaction is left to its coordinator: {explain(error)[0]}"
+        return f"the open transaction of {records} record{'' if records == 1 else 's'} was aborted"
+
+    def _begin_anew(self) -> None:
+        self.records = 0
+        self._delivered = []
+
+
+async def _produce(
+    client: ClusterClient, plan: _Plan, settings: dict[str, object], descriptor: int, commit_every: int | None
+) -> int:
     import asyncio
     import contextlib
     import time
@@ -230,7 +310,13 @@ async def _produce(client: ClusterClient, plan: _Plan, settings: dict[str, objec
     stopped: str | None = None
     interrupted = False
     place = _Place()
-    send, on_delivery = producer.send, tally.on_delivery
+    transaction: _Transaction | None = None
+    send: Callable[..., Awaitable[Any]] = producer.send
+    on_delivery = tally.on_delivery
+    if producer.settings.transactional_id is not None:
+        await producer.init_transactions()
+        transaction = _Transaction(producer, tally, commit_every)
+        send = transaction.send
     topic, whole_partition, whole_time = plan.topic, plan.partition, plan.timestamp_ms
     try:
         async with contextlib.aclosing(_records(plan, descriptor, place)) as pieces:
@@ -245,6 +331,7 @@ async def _produce(client: ClusterClient, plan: _Plan, settings: dict[str, objec
                         await send(topic, value, key, headers, partition, timestamp_ms, on_delivery)
                     except (KafkaError, OSError) as error:
                         tally.refuse(error, place.line)
+                        tally.is_over |= transaction is not None
                     if tally.is_over:
                         break
                 if tally.is_over:
@@ -256,29 +343,53 @@ async def _produce(client: ClusterClient, plan: _Plan, settings: dict[str, objec
     except asyncio.CancelledError:
         # Ctrl-C: what was typed before it still counts.
         interrupted = True
+    ended: str | None = None
+    if transaction is not None:
+        try:
+            if stopped is None and not interrupted and not tally.is_over:
+                await transaction.commit()
+        except (KafkaError, OSError) as error:
+            tally.refuse(error)
+        ended = await transaction.abort()
+        tally.failed = tally.taken - tally.delivered
     await producer.close(INTERRUPT_FLUSH_MS_MAX if interrupted else None)
     seconds = time.monotonic() - started
-    _report(plan, tally, stopped, seconds)
-    if stopped is not None or tally.failed:
-        return EXIT_ERROR
-    return EXIT_INTERRUPTED if interrupted else 0
+    _report(plan, tally, stopped, seconds, transaction, ended)
+    if interrupted and stopped is None and tally.first_error is None:
+        return EXIT_INTERRUPTED
+    return EXIT_ERROR if stopped is not None or tally.failed else 0
 
 
-def _report(plan: _Plan, tally: _Tally, stopped: str | None, seconds: float) -> None:
+def _report(
+    plan: _Plan,
+    tally: _Tally,
+    stopped: str | None,
+    seconds: float,
+    transaction: _Transaction | None,
+    ended: str | None,
+) -> None:
     from moldau.cli.output import json_line, say
 
     error = stopped or tally.first_error
     if plan.output is Output.JSON:
         summary: dict[str, Any] = {"topic": plan.topic, "delivered": tally.delivered, "failed": tally.failed}
+        if transaction is not None:
+            summary["transactions"] = transaction.commits
         print(json_line(summary | {"seconds": round(seconds, 3), "error": error}))
     sys.stdout.flush()
     if error is not None:
         total = tally.taken
-        say(f"error: {tally.delivered} of {total} records were delivered to {plan.topic}; first error: {error}")
+        done = "delivered" if transaction is None else "committed"
+        rest = f"; {ended}" if ended is not None else ""
+        say(f"error: {tally.delivered} of {total} records were {done} to {plan.topic}; first error: {error}{rest}")
         return
     rate = f", {tally.delivered / seconds:,.0f}/s" if tally.delivered >= 1000 and seconds > 0 else ""
     records = "1 record" if tally.delivered == 1 else f"{tally.delivered} records"
+    if transaction is not None:
+        records += f" in {transaction.commits} transaction{'' if transaction.commits == 1 else 's'}"
     say(f"produced {records} to {plan.topic} in {seconds:.2f} s{rate}")
+    if ended is not None:
+        say(f"note: {ended}")
 
 
 async def _check_topic(client: ClusterClient, plan: _Plan) -> None:

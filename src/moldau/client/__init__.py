@@ -1,11 +1,12 @@
 """Our own Kafka client: asyncio, small, with a blocking face for the producer and the consumer.
 
-This is the one door; `admin` and `group_admin` are modules of verbs. Knows the protocol and the kernel, nothing of a
-broker's inside, and works on any cluster that speaks Kafka's protocol. Where to read next: `cluster` for connections
-and metadata, `producer` and `accumulator` for the way in, `fetcher` for the way out, `consumer` for groups.
+This is the one door; `admin`, `group_admin` and `transaction_admin` are modules of verbs. Knows the protocol and the
+kernel, nothing of a broker's inside, and works on any cluster that speaks Kafka's protocol. Where to read next:
+`cluster` for connections and metadata, `producer`, `accumulator` and `transactions` for the way in, `fetcher` for the
+way out, `consumer` for groups.
 """
 
-from moldau.client import admin, group_admin
+from moldau.client import admin, group_admin, transaction_admin
 from moldau.client.accumulator import Delivery, DeliveryCallback, RecordMetadata
 from moldau.client.addresses import parse_bootstrap
 from moldau.client.admin import IsolationLevel
@@ -21,10 +22,16 @@ from moldau.client.errors import (
     NoBrokerReachable,
     NoCommittedOffset,
     ProducerClosed,
+    ProducerFenced,
     RecordUnreadable,
     RequestTimedOut,
     SendTimedOut,
     SettingsError,
+    TransactionAbortable,
+    TransactionAborted,
+    TransactionFatal,
+    TransactionTimedOut,
+    WrongTransactionState,
 )
 from moldau.client.fetcher import AtTime, Start
 from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
@@ -65,6 +72,7 @@ __all__ = [
     "Partitioner",
     "Producer",
     "ProducerClosed",
+    "ProducerFenced",
     "ProducerSettings",
     "RecordMetadata",
     "RecordUnreadable",
@@ -75,6 +83,11 @@ __all__ = [
     "Start",
     "TimestampType",
     "TopicInfo",
+    "TransactionAbortable",
+    "TransactionAborted",
+    "TransactionFatal",
+    "TransactionTimedOut",
+    "WrongTransactionState",
     "admin",
     "consumer_settings",
     "group_admin",
@@ -84,4 +97,5 @@ __all__ = [
     "producer_settings",
     "read_partition",
     "response_errors",
+    "transaction_admin",
 ]

@@ -16,6 +16,7 @@ The rules of order, which make an idempotent producer's log free of gaps and dup
   does not know a producer accepts any first sequence, so a second batch could overtake a refused first one.
 * Sequences start anew, under the next epoch (KIP-360), only when the broker's refusal proves that none of the batches
   which would be renumbered can be in the log.
+* In a transaction they never start anew: the batch fails, and the next epoch comes with the abort.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ PRODUCER_EPOCH_MAX = 32767
 # Lengths, deltas and counts of one record take at most this; what a record adds to a batch besides its own bytes.
 RECORD_OVERHEAD_MAX = 36
 UNKNOWN_OFFSET = -1
+TRANSACTIONAL = 0x10
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PRODUCER = struct.Struct(">qhi")
@@ -214,7 +216,7 @@ class Batch:
 
     # -- sealing -------------------------------------------------------------------------------------------------------
 
-    def seal(self, codec: Compression, level: int | None) -> None:
+    def seal(self, codec: Compression, level: int | None, attributes: int = 0) -> None:
         """Compress the records and write the header, without checksum (see `stamp`); after this none can be added."""
         if self.sealed:
             return
@@ -234,7 +236,7 @@ class Batch:
             -1,
             MAGIC,
             0,
-            int(codec),
+            int(codec) | attributes,
             self.count - 1,
             self.base_timestamp,
             self.max_timestamp,
@@ -320,11 +322,13 @@ class Verdict(Enum):
 
 class PartitionQueue:
     """One partition's batches and its producer state. The producer's epoch is bumped per partition, since brokers
-    check it per partition; only when it is used up does the whole producer need another id."""
+    check it per partition; only when it is used up does the whole producer need another id. A transactional producer's
+    epoch belongs to its coordinator: `bumps_epochs` is false."""
 
     __slots__ = (
         "_next_order",
         "acknowledged",
+        "bumps_epochs",
         "failures",
         "idempotent",
         "in_flight",
@@ -342,10 +346,11 @@ class PartitionQueue:
         "topic",
     )
 
-    def __init__(self, topic: str, partition: int, *, idempotent: bool) -> None:
+    def __init__(self, topic: str, partition: int, *, idempotent: bool, bumps_epochs: bool = True) -> None:
         self.topic = topic
         self.partition = partition
         self.idempotent = idempotent
+        self.bumps_epochs = bumps_epochs
         self.leader = NO_LEADER
         self.open: Batch | None = None
         self.open_is_due = False
@@ -430,9 +435,12 @@ class PartitionQueue:
             return Verdict.DELIVERED
         if self.idempotent:
             stale = not self._is_current(batch)
+            if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._awaits_earlier(batch):
+                return Verdict.RETRY  # the gap closes by itself
+            if not self.bumps_epochs:
+                return Verdict.RETRY if code.retriable else Verdict.FAILED
             if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-                # With an earlier batch still to come the gap closes by itself.
-                return Verdict.RETRY if self._awaits_earlier(batch) or stale else Verdict.NEW_EPOCH
+                return Verdict.RETRY if stale else Verdict.NEW_EPOCH
             if code is ErrorCode.UNKNOWN_PRODUCER_ID:
                 return Verdict.RETRY if stale else Verdict.NEW_EPOCH
             if code is ErrorCode.INVALID_PRODUCER_EPOCH:
@@ -459,7 +467,7 @@ class PartitionQueue:
         self.forget(batch)
         if batch in self.pending:
             self.pending.remove(batch)
-        if not batch.is_stamped or not self._is_current(batch):
+        if not self.bumps_epochs or not batch.is_stamped or not self._is_current(batch):
             return
         # Later ones that bear a number may be in the log: they are asked about first, by sending them again.
         if not self.in_flight and not any(other.is_stamped for other in self.pending):
@@ -483,15 +491,32 @@ class PartitionQueue:
 class TopicLanes:
     """A topic's queues and the choice between them."""
 
-    __slots__ = ("_idempotent", "_partitioner", "_sticky_bytes", "_sticky_bytes_max", "name", "queues", "sticky")
+    __slots__ = (
+        "_bumps_epochs",
+        "_idempotent",
+        "_partitioner",
+        "_sticky_bytes",
+        "_sticky_bytes_max",
+        "name",
+        "queues",
+        "sticky",
+    )
 
     def __init__(
-        self, name: str, partition_count: int, *, partitioner: Partitioner | None, sticky_bytes: int, idempotent: bool
+        self,
+        name: str,
+        partition_count: int,
+        *,
+        partitioner: Partitioner | None,
+        sticky_bytes: int,
+        idempotent: bool,
+        bumps_epochs: bool = True,
     ) -> None:
         self.name = name
         self.queues: list[PartitionQueue] = []
         self.sticky = -1
         self._idempotent = idempotent
+        self._bumps_epochs = bumps_epochs
         self._partitioner = partitioner
         self._sticky_bytes = 0
         self._sticky_bytes_max = sticky_bytes
@@ -500,7 +525,9 @@ class TopicLanes:
     def grow(self, partition_count: int) -> None:
         """Partitions may be added to a topic, never taken away."""
         for partition in range(len(self.queues), partition_count):
-            self.queues.append(PartitionQueue(self.name, partition, idempotent=self._idempotent))
+            self.queues.append(
+                PartitionQueue(self.name, partition, idempotent=self._idempotent, bumps_epochs=self._bumps_epochs)
+            )
 
     def choose(self, key: bytes | None, value: bytes | None) -> PartitionQueue:
         if self._partitioner is not None:

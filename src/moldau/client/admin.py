@@ -314,12 +314,12 @@ async def delete_records(
                         for one in infos
                     ],
                 )
-                for topic, infos in _by_topic(asked)
+                for topic, infos in infos_by_topic(asked)
             ],
             timeout_ms,
         )
 
-    answers = await _to_leaders(client, before, build)
+    answers = await to_leaders(client, before, build)
     return {where: answer.low_watermark for where, answer in answers.items()}
 
 
@@ -346,17 +346,17 @@ async def list_offsets(
                         for one in infos
                     ],
                 )
-                for topic, infos in _by_topic(asked)
+                for topic, infos in infos_by_topic(asked)
             ],
         )
 
-    answers = await _to_leaders(client, timestamps, build)
+    answers = await to_leaders(client, timestamps, build)
     return {
         where: ListedOffset(answer.offset, answer.timestamp, answer.leader_epoch) for where, answer in answers.items()
     }
 
 
-async def _to_leaders(
+async def to_leaders(
     client: ClusterClient, partitions: Iterable[TopicPartition], build: Any
 ) -> dict[TopicPartition, Any]:
     """One request per leader; what a moved leader refuses is asked again. All answers, or the first refusal."""
@@ -643,7 +643,7 @@ def _check(code: int, message: str | None, what: str) -> None:
         raise KafkaError(known, f"{what}: {message or known.name}")
 
 
-def _by_topic(infos: Iterable[PartitionInfo]) -> list[tuple[str, list[PartitionInfo]]]:
+def infos_by_topic(infos: Iterable[PartitionInfo]) -> list[tuple[str, list[PartitionInfo]]]:
     topics: dict[str, list[PartitionInfo]] = defaultdict(list)
     for info in infos:
         topics[info.topic].append(info)

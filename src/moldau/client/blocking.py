@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -135,6 +136,7 @@ class BlockingProducer:
     ) -> DeliveryHandle:
         """Take a record; blocks up to max.block.ms while there is no room. `on_delivery` is called on the loop's
         thread."""
+        self._producer.check_transaction()
         handle = DeliveryHandle(self._changed)
         record = {
             "topic": topic,
@@ -164,6 +166,35 @@ class BlockingProducer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is delivered or failed."""
         self._thread.call(self._flush(), timeout)
+
+    def init_transactions(self) -> None:
+        self._thread.call(self._producer.init_transactions())
+
+    def begin_transaction(self) -> None:
+        self._thread.call(self._after_queued(self._begin()))
+
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: GroupMetadata | str
+    ) -> None:
+        self._thread.call(self._producer.send_offsets_to_transaction(offsets, group))
+
+    def commit_transaction(self) -> None:
+        self._thread.call(self._after_queued(self._producer.commit_transaction()))
+
+    def abort_transaction(self) -> None:
+        self._thread.call(self._after_queued(self._producer.abort_transaction()))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """A transaction that is committed at the end of the block, and aborted when the block or the commit fails."""
+        block = self._producer.transaction()
+        self._thread.call(self._after_queued(block.__aenter__()))
+        try:
+            yield self
+        except BaseException as error:
+            self._thread.call(self._leave(block, error))
+            raise
+        self._thread.call(self._leave(block, None))
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end; after `timeout` seconds what is left fails with ProducerClosed."""
@@ -206,16 +237,35 @@ class BlockingProducer:
                     raise
 
     async def _flush(self) -> None:
+        await self._wait_queue_empty()
+        await self._producer.flush()
+
+    async def _wait_queue_empty(self) -> None:
         while self._feeding:
             if self._feeder is not None:
                 await asyncio.wait([self._feeder])
             await asyncio.sleep(0)
-        await self._producer.flush()
+
+    async def _after_queued(self, work: Awaitable[Any]) -> None:
+        """Records that were sent before a call belong to what was before it."""
+        await self._wait_queue_empty()
+        await work
+
+    async def _begin(self) -> None:
+        self._producer.begin_transaction()
+
+    async def _leave(self, block: AbstractAsyncContextManager[Producer], error: BaseException | None) -> None:
+        await self._wait_queue_empty()
+        if error is None:
+            await block.__aexit__(None, None, None)
+        else:
+            await block.__aexit__(type(error), error, error.__traceback__)
 
     async def _close(self, seconds: float | None) -> None:
+        deadline = None if seconds is None else self._thread.loop.time() + seconds
         try:
-            async with asyncio.timeout(seconds):
-                await self._flush()
+            async with asyncio.timeout_at(deadline):
+                await self._wait_queue_empty()
         except TimeoutError:
             pass
         if self._feeder is not None:
@@ -224,7 +274,8 @@ class BlockingProducer:
         while self._queue:
             handle, on_delivery, _ = self._queue.popleft()
             _deliver(handle, on_delivery, None, ProducerClosed("the producer was closed"))
-        await self._producer.close(0)
+        left_ms = None if deadline is None else max(0, int((deadline - self._thread.loop.time()) * 1000))
+        await self._producer.close(left_ms)
 
 
 def _deliver(

@@ -192,6 +192,12 @@ class ClusterClient:
         link = self._links.get(((node.host, node.port), "requests")) if node is not None else None
         return link.connection if link is not None and link.is_open else None
 
+    def finalized_level(self, feature: str) -> int:
+        """The level of a feature as the newest word of the brokers that we are connected to has it; 0 for none."""
+        known = [link.connection for link in self._links.values() if link.connection is not None]
+        newest = max(known, key=lambda connection: connection.finalized_features_epoch, default=None)
+        return newest.finalized_features.get(feature, 0) if newest is not None else 0
+
     async def any_connection(self) -> Connection:
         """A connection to any broker: an open one, else the first of all known addresses that answers."""
         usable = [

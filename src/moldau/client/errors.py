@@ -57,6 +57,30 @@ class ProducerClosed(RuntimeError):
     """The producer is closed, or closed before the record was delivered."""
 
 
+class WrongTransactionState(RuntimeError):
+    """A call that the state of the producer's transaction does not allow. It changed nothing."""
+
+
+class TransactionAbortable(KafkaError):
+    """The transaction cannot be committed. Abort it, and do it again: the producer is sound."""
+
+
+class TransactionFatal(KafkaError):
+    """The producer can do no transactions any more. Close it; what it had not committed is aborted."""
+
+
+class ProducerFenced(TransactionFatal):
+    """Another producer has taken the transactional id, or the coordinator has given this one up."""
+
+
+class TransactionAborted(RuntimeError):
+    """A record was not delivered because its transaction was aborted."""
+
+
+class TransactionTimedOut(TimeoutError):
+    """A transaction's end, or the producer's beginning, took longer than `max.block.ms`. It goes on: call again."""
+
+
 class ConsumerClosed(RuntimeError):
     """The consumer is closed."""
 

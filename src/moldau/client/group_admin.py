@@ -11,13 +11,14 @@ import asyncio
 import json
 import struct
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from moldau.client import admin
 from moldau.client.cluster import ClusterClient
 from moldau.client.connection import Connection
+from moldau.client.coordinators import COORDINATOR_ERRORS, Ask, KeyType, to_coordinators
 from moldau.kernel import NO_LEADER, ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.wire import ProtocolError
 
@@ -48,14 +49,6 @@ NO_MEMBER = ""
 OFFSETS_BY_NAME_VERSION_MAX = 9
 
 _CONSUMER_PROTOCOL = "consumer"
-_COORDINATOR_ERRORS = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-    }
-)
-
 T = TypeVar("T")
 
 
@@ -509,69 +502,9 @@ async def find_coordinators(client: ClusterClient, group_ids: Iterable[str]) -> 
 
 
 async def _to_coordinators(
-    client: ClusterClient,
-    group_ids: Iterable[str],
-    ask: Callable[[Connection, int, list[str]], Awaitable[dict[str, T | KafkaError]]],
-    *,
-    repeat_sent: bool = True,
+    client: ClusterClient, group_ids: Iterable[str], ask: Ask[T], *, repeat_sent: bool = True
 ) -> dict[str, T | KafkaError]:
-    """Ask each coordinator once for all its groups; again for groups that moved, or are still being loaded."""
-    answers: dict[str, T | KafkaError] = {}
-    asked = list(dict.fromkeys(group_ids))
-
-    async def ask_node(node: int, groups: list[str]) -> dict[str, T | KafkaError]:
-        return await ask(await client.connection_to(node), node, groups)
-
-    async def attempt() -> None:
-        left = [group_id for group_id in asked if group_id not in answers]
-        by_node: dict[int, list[str]] = defaultdict(list)
-        failure: BaseException | None = None
-        for group_id, found in (await _find_coordinators(client, left)).items():
-            if not isinstance(found, KafkaError):
-                by_node[found].append(group_id)
-            elif found.code in _COORDINATOR_ERRORS:
-                failure = found
-            else:
-                answers[group_id] = found
-        responses = await asyncio.gather(
-            *(ask_node(node, groups) for node, groups in by_node.items()), return_exceptions=True
-        )
-        for response in responses:
-            if isinstance(response, BaseException):
-                failure = response
-                continue
-            for group_id, answer in response.items():
-                if isinstance(answer, KafkaError) and answer.code in _COORDINATOR_ERRORS:
-                    failure = answer
-                else:
-                    answers[group_id] = answer
-        if failure is not None:
-            raise failure
-
-    if asked:
-        try:
-            await client.retry(attempt, repeat_sent=repeat_sent)
-        except KafkaError as refusal:
-            if refusal.code not in _COORDINATOR_ERRORS:
-                raise
-            return {group_id: answers.get(group_id, refusal) for group_id in asked}
-    return {group_id: answers[group_id] for group_id in asked}
-
-
-async def _find_coordinators(client: ClusterClient, group_ids: list[str]) -> dict[str, int | KafkaError]:
-    from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
-
-    connection = await client.any_connection()
-    if connection.version_for(FindCoordinatorRequest.API_KEY) >= 4:
-        response = await connection.request(FindCoordinatorRequest(coordinator_keys=group_ids))
-        found = [(one.key, one) for one in response.coordinators]
-    else:
-        requests = [connection.request(FindCoordinatorRequest(group_id)) for group_id in group_ids]
-        found = list(zip(group_ids, await asyncio.gather(*requests), strict=True))
-    return {
-        group_id: _refusal(group_id, one.error_code, one.error_message) if one.error_code else one.node_id
-        for group_id, one in found
-    }
+    return await to_coordinators(client, KeyType.GROUP, group_ids, ask, _refusal, repeat_sent=repeat_sent)
 
 
 # -- shared ------------------------------------------------------------------------------------------------------------
@@ -599,7 +532,7 @@ def _first_coordinator_error(group_id: str, response: Any) -> KafkaError | None:
     """OffsetCommit has no error of the group: it stands at the partitions."""
     for topic in response.topics:
         for one in topic.partitions:
-            if one.error_code in _COORDINATOR_ERRORS:
+            if one.error_code in COORDINATOR_ERRORS:
                 return _refusal(group_id, one.error_code, None)
     return None
 

@@ -4,9 +4,16 @@
         delivery = await producer.send("orders", b"value", key=b"key")    # waits only while the buffer is full
         metadata = await delivery                                         # waits for the broker
 
-`accumulator` decides what may be sent and what an answer means; this file runs it: one `_pump` sends whatever may go,
-called when something changed (a full batch, an answer, a timer, news of leaders) and never twice in one turn of the
-loop. There is no task per record or per request.
+With a `transactional.id`, records are sent in transactions that are seen as a whole or not at all:
+
+    await producer.init_transactions()                                    # once
+    async with producer.transaction():                                    # commits at its end, aborts on an exception
+        await producer.send("orders", b"value")
+        await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+
+`accumulator` decides what may be sent and what an answer means, `transactions` what a transaction may do; this file
+runs them: one `_pump` sends whatever may go, called when something changed (a full batch, an answer, a timer, news of
+leaders) and never twice in one turn of the loop. There is no task per record or per request.
 """
 
 from __future__ import annotations
@@ -15,12 +22,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from moldau.client.accumulator import (
     RECORD_OVERHEAD_MAX,
+    TRANSACTIONAL,
     UNKNOWN_OFFSET,
     Batch,
     Delivery,
@@ -33,20 +42,31 @@ from moldau.client.accumulator import (
 )
 from moldau.client.cluster import FAULTS, LEADER_ERRORS, ClusterClient, backoff_ms, client_for
 from moldau.client.connection import Connection
-from moldau.client.errors import ConnectionFailed, DeliveryTimedOut, ProducerClosed, SendTimedOut
+from moldau.client.errors import (
+    ConnectionFailed,
+    DeliveryTimedOut,
+    ProducerClosed,
+    SendTimedOut,
+    TransactionAborted,
+    TransactionFatal,
+    TransactionTimedOut,
+    WrongTransactionState,
+)
+from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
 from moldau.client.settings import ProducerSettings, producer_settings
-from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode, KafkaError
+from moldau.client.transaction_coordinator import CONCURRENT_BACKOFF_MS, TransactionCoordinator
+from moldau.client.transactions import TRANSACTION_VERSION, Call, Identity, State, Transactions
+from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.batches import HEADER_BYTES, NO_PRODUCER_ID
 from moldau.protocol.messages.produce import ProduceRequest, ProduceResponse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Topic ids instead of names (KIP-516) are for topics whose id we know.
 _PRODUCE_VERSION_BY_NAME_MAX = 12
 # What a Produce request adds to its batches: header, topic and partition fields; names are at most 249 bytes.
 _REQUEST_OVERHEAD_BYTES = 512
 _TRANSACTION_TIMEOUT_NONE = 2**31 - 1
+# The last version with which brokers expect that partitions were added to the transaction before.
+_PRODUCE_VERSION_EXPLICIT_MAX = 11
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +108,21 @@ class Producer:
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_listening: Callable[[], None] | None = None
+        self._transactions: Transactions | None = None
+        self._attributes = 0
+        if self.settings.transactional_id is not None:
+            self._transactions = Transactions(self.settings.transactional_id)
+            self._attributes = TRANSACTIONAL
+            self._coordinator = TransactionCoordinator(
+                self._client,
+                self.settings.transactional_id,
+                transaction_timeout_ms=self.settings.transaction_timeout_ms,
+                retry_backoff_ms=self.settings.retry_backoff_ms,
+                retry_backoff_max_ms=self.settings.retry_backoff_max_ms,
+            )
+        self._under_way: tuple[Call, asyncio.Task[None]] | None = None  # until its caller has heard the outcome
+        self._adding: asyncio.Task[None] | None = None
+        self._sending_offsets = asyncio.Lock()
         self._serialize_key = self.settings.key_serializer
         self._serialize_value = self.settings.value_serializer
         self._batch_size = min(self.settings.batch_size, self.settings.max_request_size)
@@ -120,34 +155,45 @@ class Producer:
             raise ProducerClosed("the producer is closed")
         if self._fatal is not None:
             raise self._fatal
-        lanes = self._topics.get(topic)
-        if lanes is None:
-            lanes = await self._open_topic(topic)
-        if self._serialize_key is not None:
-            key = self._serialize_key(key)
-        if self._serialize_value is not None:
-            value = self._serialize_value(value)
+        transactions = self._transactions
+        if transactions is not None:
+            number = self._transactional(Call.SEND).check_send()
         try:
-            size = RECORD_OVERHEAD_MAX
-            if value is not None:
-                size += len(value)
-            if key is not None:
-                size += len(key)
-            if headers:
-                size += headers_bytes(headers)
-            if partition is None:
-                queue = lanes.choose(key, value)
-            else:
-                queue = await self._queue_for(lanes, partition)
-            batch = queue.open
-            if batch is None or len(batch.buffer) + size > self._batch_size:
-                batch = await self._open_batch(lanes, queue, size)
-            timestamp = timestamp_ms if timestamp_ms is not None else time.time_ns() // 1_000_000
-            index = batch.append(timestamp, key, value, headers)
-            if len(batch.buffer) >= self._batch_size:
-                self._close_batch(lanes, queue)
-        except (TypeError, AttributeError) as error:
-            raise _explain_type_error(error, key, value, headers) from error
+            lanes = self._topics.get(topic)
+            if lanes is None:
+                lanes = await self._open_topic(topic)
+            if self._serialize_key is not None:
+                key = self._serialize_key(key)
+            if self._serialize_value is not None:
+                value = self._serialize_value(value)
+            try:
+                size = RECORD_OVERHEAD_MAX
+                if value is not None:
+                    size += len(value)
+                if key is not None:
+                    size += len(key)
+                if headers:
+                    size += headers_bytes(headers)
+                if partition is None:
+                    queue = lanes.choose(key, value)
+                else:
+                    queue = await self._queue_for(lanes, partition)
+                batch = queue.open
+                if batch is None or len(batch.buffer) + size > self._batch_size:
+                    batch = await self._open_batch(lanes, queue, size)
+                if transactions is not None and not transactions.takes_records_of(number):
+                    if not batch.count:
+                        self._close_batch(lanes, queue)
+                    transactions.check_still(number)
+                timestamp = timestamp_ms if timestamp_ms is not None else time.time_ns() // 1_000_000
+                index = batch.append(timestamp, key, value, headers)
+                if len(batch.buffer) >= self._batch_size:
+                    self._close_batch(lanes, queue)
+            except (TypeError, AttributeError) as error:
+                raise _explain_type_error(error, key, value, headers) from error
+        except Exception as error:
+            self._on_refused(error)
+            raise
         delivery = Delivery(batch, index, timestamp)
         if on_delivery is not None:
             batch.callbacks.append((on_delivery, delivery))
@@ -164,9 +210,10 @@ class Producer:
         if self._closing:
             return
         self._closing = True
-        if self._loop is not None and self._incomplete:
+        if self._loop is not None and (self._incomplete or self._transactions is not None):
             try:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    await self._settle_transaction()
                     await self.flush()
             except TimeoutError:
                 pass
@@ -185,10 +232,256 @@ class Producer:
         if self._owns_client:
             await self._client.close()
 
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    async def init_transactions(self) -> None:
+        """Take the transactional id: once, before the first transaction. Older producers with the id are fenced, and
+        what they left open is aborted. After TransactionTimedOut call it again."""
+        await self._make(Call.INIT, self._init_transactions)
+
+    def begin_transaction(self) -> None:
+        """Begin; everything sent from now on belongs to the transaction. Nothing travels yet."""
+        transactions = self._transactional(Call.BEGIN)
+        transactions.begin(self._client.finalized_level(TRANSACTION_VERSION))
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: GroupMetadata | str
+    ) -> None:
+        """Commit a group's offsets with the transaction. Give `consumer.group_metadata()`, so that a member that the
+        group went on without is refused; a group's name commits as one outside the group."""
+        transactions = self._transactional(Call.SEND_OFFSETS)
+        transactions.check(Call.SEND_OFFSETS)
+        number = transactions.number
+        if not offsets:
+            return
+        exact = {
+            where: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
+            for where, one in offsets.items()
+        }
+        who = GroupMetadata(group) if isinstance(group, str) else group
+        async with self._sending_offsets:
+            transactions.check_still(number)
+            try:
+                async with asyncio.timeout(self.settings.max_block_ms / 1000):
+                    await self._send_offsets(transactions, exact, who)
+            except TimeoutError as error:
+                # Whether they are in is unknown, and would stay so.
+                transactions.on_error(self._timed_out(Call.SEND_OFFSETS, error))
+            except asyncio.CancelledError:
+                transactions.on_error(WrongTransactionState(f"{Call.SEND_OFFSETS.value} was cancelled"))
+                raise
+            except KafkaError as error:
+                transactions.on_error(error)
+            if transactions.error is not None:
+                self._schedule_pump()
+                raise transactions.error
+
+    async def commit_transaction(self) -> None:
+        """Deliver what was sent, then make it visible as a whole. Raises TransactionAbortable when that is not
+        possible: abort then. After TransactionTimedOut the outcome is open: call it again."""
+        await self._make(Call.COMMIT, self._commit)
+
+    async def abort_transaction(self) -> None:
+        """Drop what was sent in the transaction; records that did not leave yet fail with TransactionAborted. After
+        TransactionTimedOut call it again."""
+        await self._make(Call.ABORT, self._abort)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Self]:
+        """A transaction that is committed at the end of the block, and aborted when the block or the commit fails."""
+        self.begin_transaction()
+        try:
+            yield self
+            await self.commit_transaction()
+        except BaseException:
+            assert self._transactions is not None
+            if self._transactions.is_open:
+                try:
+                    await self.abort_transaction()
+                except (TransactionFatal, TransactionTimedOut) as error:
+                    # What ended the block says more; the next call meets this one again.
+                    logger.warning("abort_failed transactional_id=%s error=%s", self.settings.transactional_id, error)
+            raise
+
+    def check_transaction(self) -> None:
+        """Raise unless a record may be sent now; for those who hand records on and want to hear at once."""
+        if self._transactions is not None:
+            self._transactional(Call.SEND).check_send()
+
     @property
     def buffered_bytes(self) -> int:
         """How much of buffer.memory is taken."""
         return self.settings.buffer_memory - self._memory_free
+
+    def _transactional(self, call: Call) -> Transactions:
+        if self._transactions is None:
+            raise WrongTransactionState(f"{call.value} needs a transactional producer: set transactional.id")
+        if self._closing:
+            raise ProducerClosed("the producer is closed")
+        if self._under_way is not None and self._under_way[0] is not call:
+            before = self._under_way[0].value
+            raise WrongTransactionState(f"{call.value}: the outcome of {before} is not known yet: call {before} again")
+        return self._transactions
+
+    async def _make(self, call: Call, work: Callable[[Transactions], Coroutine[Any, Any, None]]) -> None:
+        """Start what a call asks for, or join it when it was asked for before, and wait up to max.block.ms. It goes on
+        when the waiting ends first."""
+        transactions = self._transactional(call)
+        self._start()
+        if self._under_way is None:
+            transactions.make(call)
+            task = self._run(work(transactions))
+            # Whoever calls again hears of a failure; nobody has to.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._under_way = call, task
+        task = self._under_way[1]
+        try:
+            async with asyncio.timeout(self.settings.max_block_ms / 1000):
+                await asyncio.shield(task)
+        except TimeoutError as error:
+            raise self._timed_out(call, error) from error
+        finally:
+            if task.done():
+                self._under_way = None
+
+    def _timed_out(self, call: Call, error: TimeoutError) -> TransactionTimedOut:
+        cause = self._coordinator.last_error or "no broker answered"
+        waiting = TransactionTimedOut(
+            f"{call.value} of transactional.id {self.settings.transactional_id!r} took longer than "
+            f"max.block.ms={self.settings.max_block_ms}: {cause}; "
+            + (
+                "the offsets may be in the transaction or not"
+                if call is Call.SEND_OFFSETS
+                else "it goes on: call again"
+            )
+        )
+        waiting.__cause__ = error
+        return waiting
+
+    async def _init_transactions(self, transactions: Transactions) -> None:
+        try:
+            # A wrong address shows at once; after the first word of a broker faults are waited out.
+            await self._client.retry(self._client.any_connection, timeout_ms=self.settings.max_block_ms)
+            transactions.on_initialized(await self._coordinator.init())
+            self._adopt(transactions.identity)
+        except FAULTS:
+            transactions.on_not_initialized()
+            raise
+        except KafkaError as error:
+            raise self._give_up(transactions, error) from error
+
+    async def _send_offsets(
+        self, transactions: Transactions, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
+    ) -> None:
+        explicit = transactions.adds_partitions
+        if explicit:
+            await self._coordinator.add_offsets(transactions.identity, group.group_id)
+        transactions.on_written()
+        await self._coordinator.commit_offsets(transactions.identity, group, offsets, is_explicit=explicit)
+
+    async def _commit(self, transactions: Transactions) -> None:
+        try:
+            async with self._sending_offsets:
+                await self.flush()
+            if transactions.state is State.COMMITTING:
+                identity = transactions.identity
+                if transactions.is_known:
+                    identity = await self._coordinator.end(
+                        identity, committed=True, is_explicit=transactions.adds_partitions
+                    )
+                self._adopt(identity)
+                transactions.on_ended(identity)
+                return
+        except KafkaError as error:
+            transactions.on_error(error)
+            if isinstance(error, TransactionFatal):
+                raise self._give_up(transactions, error) from error
+        assert transactions.error is not None
+        raise transactions.error
+
+    async def _abort(self, transactions: Transactions) -> None:
+        try:
+            self._drop_unsent(TransactionAborted("the record was not sent: its transaction was aborted"))
+            for batch in list(self._incomplete):
+                await batch.wait()
+            if self._adding is not None:
+                await asyncio.wait([self._adding])  # whether the coordinator knows partitions must be certain
+            async with self._sending_offsets:
+                identity = transactions.identity
+            if transactions.is_known:
+                identity = await self._coordinator.end(
+                    identity, committed=False, is_explicit=transactions.adds_partitions
+                )
+            if transactions.needs_epoch and identity == transactions.identity:
+                # KIP-360: what was lost on its way may still arrive, and must not be taken for a later transaction's.
+                identity = await self._coordinator.init(identity)
+            self._adopt(identity)
+            transactions.on_ended(identity)
+        except KafkaError as error:
+            raise self._give_up(transactions, error) from error
+
+    async def _settle_transaction(self) -> None:
+        """Before the end of the producer: nobody will commit what is open now."""
+        transactions = self._transactions
+        if transactions is None:
+            return
+        try:
+            async with asyncio.timeout(self.settings.max_block_ms / 1000):
+                if self._under_way is not None:
+                    await self._under_way[1]
+                if transactions.is_open:
+                    transactions.make(Call.ABORT)
+                    await self._abort(transactions)
+        except (KafkaError, OSError) as error:  # TimeoutError is one; the coordinator's own time-out aborts it then
+            logger.warning("abort_failed transactional_id=%s error=%s", self.settings.transactional_id, error)
+
+    def _give_up(self, transactions: Transactions, error: KafkaError) -> Exception:
+        """No transaction is possible any more. An error that an abort would mend is fatal when the abort meets it."""
+        if not isinstance(error, TransactionFatal):
+            error = TransactionFatal(error.code, f"{error}; close this producer and start a new one")
+        transactions.on_error(error)
+        self._schedule_pump()
+        assert transactions.error is not None
+        return transactions.error
+
+    def _adopt(self, identity: Identity) -> None:
+        if identity == (self._producer_id, self._producer_epoch):
+            return
+        self._producer_id, self._producer_epoch = identity
+        for lanes in self._topics.values():
+            for queue in lanes.queues:
+                queue.adopt(*identity)
+
+    def _on_refused(self, error: Exception) -> None:
+        """`send` raised: a transaction without the record must not be committed by someone who did not hear of it."""
+        if self._transactions is not None and not isinstance(error, WrongTransactionState):
+            self._transactions.on_error(error)
+            self._schedule_pump()
+
+    def _drop_unsent(self, error: Exception) -> None:
+        for batch, queue in list(self._incomplete.items()):
+            if batch in queue.in_flight:
+                continue
+            if queue.open is batch:
+                queue.close_batch()
+            queue.on_lost(batch)
+            if batch.attempts:
+                assert self._transactions is not None
+                self._transactions.needs_epoch = True
+            self._finish(batch, error)
+
+    async def _add_partitions(self, transactions: Transactions) -> None:
+        try:
+            while transactions.to_add and not transactions.sends_nothing:
+                asked = set(transactions.to_add)
+                await self._coordinator.add_partitions(transactions.identity, asked)
+                transactions.on_added(asked)
+                self._schedule_pump()
+        except KafkaError as error:
+            transactions.on_error(error)
+        finally:
+            self._adding = None
+        self._schedule_pump()
 
     # -- taking records ------------------------------------------------------------------------------------------------
 
@@ -213,6 +506,7 @@ class Producer:
                 partitioner=self.settings.partitioner,
                 sticky_bytes=self.settings.batch_size,
                 idempotent=self.settings.enable_idempotence,
+                bumps_epochs=self._transactions is None,
             )
             self._topics[topic] = lanes
             self._client.watch(topic)
@@ -380,6 +674,7 @@ class Producer:
         now = self._loop.time()
         self._end_lingering(now)
         self._expire(now)
+        self._heed_transaction()
         wake = float("inf")
         if self._ready and self._have_producer_id():
             while True:
@@ -395,6 +690,18 @@ class Producer:
             wake = min(wake, oldest.created_at + self.settings.delivery_timeout_ms / 1000)
         if wake != float("inf"):
             self._wake_at(wake)
+
+    def _heed_transaction(self) -> None:
+        """What waits for a transaction that cannot be committed is dropped: nobody may see it."""
+        transactions = self._transactions
+        if transactions is None:
+            return
+        if transactions.state is State.FATAL_ERROR and self._fatal is None:
+            self._fatal = transactions.error
+        if transactions.sends_nothing and self._incomplete:
+            dropped = TransactionAborted("the record was not sent: its transaction cannot be committed")
+            dropped.__cause__ = transactions.error
+            self._drop_unsent(dropped)
 
     def _end_lingering(self, now: float) -> None:
         while self._lingering and self._lingering[0][0] <= now:
@@ -428,6 +735,7 @@ class Producer:
         idle: list[PartitionQueue] = []
         lost: set[str] = set()
         in_flight_max = self.settings.max_in_flight_requests_per_connection
+        transactions = self._transactions
         for queue in self._ready:
             if not queue.pending and not queue.open_is_due:
                 idle.append(queue)
@@ -435,6 +743,11 @@ class Producer:
                 lost.add(queue.topic)
             elif queue.retry_at > now:
                 wake = min(wake, queue.retry_at)
+            elif transactions is not None and not transactions.may_write_to(
+                TopicPartition(queue.topic, queue.partition)
+            ):
+                if self._adding is None:
+                    self._adding = self._run(self._add_partitions(transactions))
             elif queue.may_send() and self._in_flight_requests.get(queue.leader, 0) < in_flight_max:
                 by_leader.setdefault(queue.leader, []).append(queue)
         for queue in idle:
@@ -463,7 +776,7 @@ class Producer:
                 if not queue.pending:
                     continue
             batch = queue.pending[0]
-            batch.seal(settings.compression_type, settings.compression_level)
+            batch.seal(settings.compression_type, settings.compression_level, self._attributes)
             if taken and len(batch.buffer) + _REQUEST_OVERHEAD_BYTES > room:
                 continue
             room -= len(batch.buffer) + _REQUEST_OVERHEAD_BYTES
@@ -484,7 +797,13 @@ class Producer:
                 self._ready[queue] = None
         if not taken:
             return False
-        request = ProduceRequest(None, settings.acks, settings.request_timeout_ms, list(request_topics.values()))
+        if self._transactions is not None:
+            self._transactions.on_written()
+            if self._transactions.adds_partitions:
+                version_max = _PRODUCE_VERSION_EXPLICIT_MAX
+        request = ProduceRequest(
+            settings.transactional_id, settings.acks, settings.request_timeout_ms, list(request_topics.values())
+        )
         try:
             self._submit(connection, leader, request, version_max, taken)
         except (ConnectionFailed, KafkaError) as error:
@@ -639,12 +958,15 @@ class Producer:
     def _retry(self, queue: PartitionQueue, batch: Batch, error: Exception) -> None:
         assert self._loop is not None
         queue.last_error = error
-        if batch.attempts > self.settings.retries:
+        pointless = self._transactions is not None and self._transactions.sends_nothing
+        if batch.attempts > self.settings.retries or pointless:
             queue.on_lost(batch)
             self._finish(batch, error)
             return
         queue.failures += 1
         delay = backoff_ms(queue.failures, self.settings.retry_backoff_ms, self.settings.retry_backoff_max_ms)
+        if isinstance(error, KafkaError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+            delay = min(delay, CONCURRENT_BACKOFF_MS)
         queue.retry_at = self._loop.time() + delay / 1000
         queue.put_back(batch)
         self._ready[queue] = None
@@ -666,6 +988,9 @@ class Producer:
                 batch.count,
                 error,
             )
+            if self._transactions is not None and not isinstance(error, TransactionAborted):
+                self._transactions.on_batch_failed(error, was_sent=batch.attempts > 0)
+                self._schedule_pump()
         self._give_memory(batch.reserved_bytes)
         callbacks, batch.callbacks = batch.callbacks, []
         for callback, delivery in callbacks:
@@ -689,6 +1014,8 @@ class Producer:
     def _have_producer_id(self) -> bool:
         if not self.settings.enable_idempotence or self._producer_id != NO_PRODUCER_ID:
             return True
+        if self._transactions is not None:
+            return False  # records are taken only after init_transactions
         if self._init_task is None:
             self._init_task = self._run(self._init_producer_id())
         return False

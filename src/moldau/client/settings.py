@@ -49,6 +49,8 @@ class ProducerSettings:
     request_timeout_ms: int = 30_000
     socket_connection_setup_timeout_ms: int = 10_000
     enable_idempotence: bool = True
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
     max_in_flight_requests_per_connection: int = 5
     metadata_max_age_ms: int = 300_000
     partitioner: Partitioner | None = None  # None: murmur2 of the key, sticky without one
@@ -106,6 +108,7 @@ class ConsumerSettings:
 def producer_settings(given: Mapping[str, object]) -> ProducerSettings:
     """Parse and check; SettingsError names the key and what it takes."""
     fields = _parse(given, _PARSERS)
+    _check_transactions(given, fields)
     _check_idempotence(given, fields)
     _check_times(given, fields)
     settings = ProducerSettings(**fields)
@@ -144,6 +147,19 @@ def unknown_setting_text(name: str, known: Mapping[str, object]) -> str:
     return f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
+def _check_transactions(given: Mapping[str, object], fields: dict[str, Any]) -> None:
+    if fields.get("transactional_id") is None:
+        if "transaction_timeout_ms" in fields:
+            raise SettingsError("transaction.timeout.ms is for transactions: set transactional.id")
+        return
+    if not fields.get("enable_idempotence", True):
+        raise SettingsError(
+            "transactional.id needs enable.idempotence=true: leave enable.idempotence out, or do without transactions"
+        )
+    # What contradicts idempotence then is an error, and not a wish to do without it.
+    fields["enable_idempotence"] = True
+
+
 def _check_idempotence(given: Mapping[str, object], fields: dict[str, Any]) -> None:
     conflicts = []
     if fields.get("acks", ACKS_ALL) != ACKS_ALL:
@@ -160,6 +176,8 @@ def _check_idempotence(given: Mapping[str, object], fields: dict[str, Any]) -> N
     if not conflicts:
         return
     if explicit:
+        if fields.get("transactional_id") is not None:
+            raise SettingsError(f"transactional.id conflicts with {' and '.join(conflicts)}: change that")
         raise SettingsError(
             f"enable.idempotence=true conflicts with {' and '.join(conflicts)}: "
             "change that, or set enable.idempotence=false"
@@ -292,6 +310,15 @@ def _group_id(value: object) -> str | None:
     return group_id
 
 
+def _transactional_id(value: object) -> str | None:
+    if value is None:
+        return None
+    transactional_id = _text(value)
+    if not transactional_id:
+        raise SettingsError("an empty name is no transactional id")
+    return transactional_id
+
+
 def _isolation_level(value: object) -> IsolationLevel:
     if isinstance(value, IsolationLevel):
         return value
@@ -367,6 +394,8 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "request.timeout.ms": _whole(1),
     "socket.connection.setup.timeout.ms": _whole(1),
     "enable.idempotence": _boolean,
+    "transactional.id": _transactional_id,
+    "transaction.timeout.ms": _whole(1),
     "max.in.flight.requests.per.connection": _whole(1),
     "metadata.max.age.ms": _whole(1),
     "partitioner": _partitioner,
