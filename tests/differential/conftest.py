@@ -36,7 +36,7 @@ LIKE_THE_ORACLE = {
 
 
 # Who is compared with Kafka in scenarios of transactions; "Kafka" with itself shows that they are deterministic.
-TRANSACTIONS_OF = "Kafka"
+TRANSACTIONS_OF = "Moldau"
 TRANSACTION_LEVELS = (2, 1)
 QUICK_TIMEOUTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "50"}
 

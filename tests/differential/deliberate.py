@@ -22,8 +22,8 @@ USABLE_AT_ONCE = Deliberate(
 )
 FEATURES = Deliberate(
     ("supported_features", "finalized_features", "finalized_features_epoch"),
-    "only levels whose promises are kept are advertised: transaction.version is 0 for now, share and streams groups and"
-    " eligible leader replicas are not served",
+    "only levels whose promises are kept are advertised: share and streams groups and eligible leader replicas are not"
+    " served",
 )
 SERVED_KEYS = Deliberate(("api_keys",), "keys that are refused (see broker/api_table.py) are not advertised")
 REFUSES_NOTHING = Deliberate(

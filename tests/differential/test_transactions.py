@@ -83,7 +83,7 @@ def test_find_coordinator(transactions: Transactions, version: int) -> None:
             request.coordinator_keys = [key, name]
         else:
             request.key = key
-        transactions.ask(request, version, say=f"key {key[:20]}")
+        transactions.ask(request, version, until=settled, say=f"key {key[:20]}")
 
 
 def init_answers(transactions: Transactions, version: int, build: Any, say: str) -> None:
@@ -216,13 +216,13 @@ def test_add_partitions(transactions: Transactions, version: int) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_add_partitions_of_several(transactions: Transactions, version: int) -> None:
-    one, two = transactions.init("one"), transactions.init("two")
+    one, two, three = (transactions.init(name) for name in ("one", "two", "three"))
     topic = transactions.create("t", 2)
 
     def build(side: Side) -> Any:
-        first, second = producer(side, one), producer(side, two)
+        first, second, third = (producer(side, name) for name in (one, two, three))
         return add_partitions(
-            version, first, {topic: [0]}, second.changed(epoch=9), {topic: [0, 1]}, second, {topic: [1, 5]}
+            version, first, {topic: [0]}, second.changed(epoch=9), {topic: [0, 1]}, third, {topic: [1, 5]}
         )
 
     transactions.ask(build, version, until=settled, unordered=HASHED, say="good, fenced, unknown")
@@ -442,6 +442,7 @@ def markers(version: int, one: Producer, topics: dict[str, list[int]], **more: A
 @pytest.mark.parametrize("version", versions_of(27))
 def test_write_markers(transactions: Transactions, version: int) -> None:
     name, topic = transactions.init(), transactions.create("t", 2)
+    transactions.init()  # so that there is an older epoch
 
     def write(say: str, wanted: dict[str, list[int]], shift: int = 0, **more: Any) -> None:
         transactions.ask_as(

@@ -51,6 +51,8 @@ class Transactions:
         only_verifies: bool = False,
     ) -> dict[TopicPartition, ErrorCode]:
         """What the coordinator says of each; a refusal of all is everyone's. `bumps_epochs` is the client's kind."""
+        if not transactional_id:
+            return dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)
         try:
             answer: dict[TopicPartition, ErrorCode] = await self.ask(
                 transactional_id,

@@ -157,11 +157,15 @@ class Verified:
             if code:
                 self._refusals[where] = _refusal(code, claim)
 
+    def require_accepted(self, partition: Partition) -> None:
+        """KafkaError when the coordinator refused."""
+        refusal = self._refusals.get(TopicPartition(partition.topic, partition.index))
+        if refusal is not None:
+            raise refusal
+
     def check(self, partition: Partition, sequence: int) -> None:
-        """KafkaError when the partition may not take the batch."""
+        """KafkaError when what the coordinator accepted is not true any more."""
         where = TopicPartition(partition.topic, partition.index)
-        if where in self._refusals:
-            raise self._refusals[where]
         if where in self._open:
             verification = self._open[where][1]
             partition.verifications.check(partition.log.producers, self._claim.producer, sequence, verification)

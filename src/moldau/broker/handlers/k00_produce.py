@@ -102,6 +102,8 @@ async def _append(request: ProduceRequest, context: Context, verified: Verified 
                 if acks not in (-1, 0, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
                 batch = _single_batch(data.records, version)
+                if verified is not None:
+                    verified.require_accepted(partition)
                 log = partition.log
                 if verified is not None and batch[22] & _TRANSACTIONAL:
                     verified.check(partition, read_header(batch).base_sequence)

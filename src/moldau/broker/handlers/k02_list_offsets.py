@@ -63,7 +63,7 @@ def _find(partition: Partition, timestamp: int, isolation_level: int, version: i
         return -1, log.start_offset, epoch
     if timestamp == MAX_TIMESTAMP:
         newest = log.max_timestamp()
-        if newest is None:
+        if newest is None or newest[0] >= partition.visible_end(isolation_level):
             return -1, -1, NO_EPOCH
         offset, found = newest
         return found, offset, log.epochs.epoch_for_offset(offset)

@@ -49,8 +49,6 @@ async def _add(transaction: Transaction, context: Context) -> list[TopicResult]:
     ]
     if missing:
         codes |= dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    elif not transaction.transactional_id:
-        codes = dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)
     else:
         codes = await context.node.transactions.add_partitions(
             transaction.transactional_id,

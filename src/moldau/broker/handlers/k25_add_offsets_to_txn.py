@@ -16,8 +16,6 @@ FENCED_VERSION_MIN = 2
 
 async def handle(request: AddOffsetsToTxnRequest, context: Context) -> AddOffsetsToTxnResponse:
     node = context.node
-    if not request.transactional_id:
-        return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
     await node.groups.ensure_topic()
     partition = TopicPartition(OFFSETS_TOPIC, node.groups.coordinator.index_of(request.group_id))
     codes = await node.transactions.add_partitions(

@@ -36,7 +36,8 @@ async def handle(request: WriteTxnMarkersRequest, context: Context) -> WriteTxnM
             )
             for topic in wanted.topics
         ]
-        results.append(WriteTxnMarkersResponse.WritableTxnMarkerResult(wanted.producer_id, topics))
+        if topics:
+            results.append(WriteTxnMarkersResponse.WritableTxnMarkerResult(wanted.producer_id, topics))
     return WriteTxnMarkersResponse(markers=results)
 
 

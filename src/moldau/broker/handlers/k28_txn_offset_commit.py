@@ -78,7 +78,9 @@ async def _commit(request: TxnOffsetCommitRequest, context: Context) -> TxnOffse
         if verified.must_ask:
             await verified.ask()
         # Anew: who coordinates may have changed meanwhile.
-        verified.check(groups.coordinator.partition_at(index), NO_SEQUENCE)
+        partition = groups.coordinator.partition_at(index)
+        verified.require_accepted(partition)
+        verified.check(partition, NO_SEQUENCE)
         response: TxnOffsetCommitResponse = await groups.ask(request.group_id, request, context)
     finally:
         verified.close()
