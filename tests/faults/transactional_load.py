@@ -13,6 +13,7 @@ answered to be aborted did not, and everything else is unknown.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
 import threading
@@ -32,14 +33,16 @@ READERS = 2
 SENDS_MAX = 4
 ABORT_PERCENT = 20
 ANSWER_SECONDS_MAX = 30.0
-# librdkafka can wait for the answer of a group coordinator that died until this is over.
-SEND_OFFSETS_SECONDS_MAX = 2.0
+# librdkafka can lose this call when the coordinator dies under it: it never returns, whatever its own timeout.
+SEND_OFFSETS_SECONDS_MAX = 3.0
 TRANSACTION_TIMEOUT_MS = 30_000
 QUICK = {
     "reconnect.backoff.ms": 10,
     "reconnect.backoff.max.ms": 100,
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 100,
+    # An answer of a coordinator that died is waited for so long, whatever the call's own timeout.
+    "socket.timeout.ms": 2000,
 }
 
 
@@ -73,13 +76,31 @@ class Fatal(Exception):
     """The producer is of no use any more."""
 
 
+def bounded(call: Callable[[], None]) -> None:
+    """Wait for a call that may never return for so long only, and leave it behind."""
+    problems: list[KafkaException] = []
+
+    def work() -> None:
+        try:
+            call()
+        except KafkaException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(SEND_OFFSETS_SECONDS_MAX)
+    if thread.is_alive():
+        raise Fatal("no answer")
+    if problems:
+        raise problems[0]
+
+
 class Transactor:
     """A producer with a transactional id, and the verdict on each of its transactions."""
 
-    def __init__(self, bootstrap: str, name: str, over: threading.Event) -> None:
+    def __init__(self, bootstrap: str, name: str) -> None:
         self._bootstrap = bootstrap
         self._name = name
-        self._over = over
         self._offsets: dict[tuple[str, int, str], int] = {}
         self._producer = self._new_producer()
 
@@ -114,21 +135,27 @@ class Transactor:
             else:
                 self._insist(self._producer.abort_transaction)
                 operation.failed()
-        except KafkaException as error:
-            problem = error.args[0]
-            try:
-                if problem.fatal() or not problem.txn_requires_abort():
-                    raise Fatal(str(problem)) from error
-                self._insist(self._producer.abort_transaction)
+        except (Fatal, KafkaException) as error:
+            if not asked_to_commit:
                 operation.failed()
-            except (Fatal, KafkaException):
-                if not asked_to_commit:
-                    operation.failed()
+            if not self._aborts(error):
                 self._producer = self._new_producer()
+            elif asked_to_commit:
+                operation.failed()
         operation.sends[:] = [
             each._replace(offset=self._offsets.pop((*each.partition, str(each.value)), None))
             for each in operation.sends
         ]
+
+    def _aborts(self, error: Fatal | KafkaException) -> bool:
+        """After an error that leaves nothing else: whether the transaction is now aborted for certain."""
+        if isinstance(error, Fatal) or not error.args[0].txn_requires_abort():
+            return False
+        try:
+            self._insist(self._producer.abort_transaction)
+        except KafkaException:
+            return False
+        return True
 
     def send(self, operation: Operation, topic: str, partition: int, value: str) -> None:
         operation.send((topic, partition), value)
@@ -215,7 +242,7 @@ class Load:
                         transactor.send(operation, SQUARES, dice.randrange(PARTITIONS), square)
                     operation.commit_offset(GROUP, source, offsets[0].offset)
                     metadata = consumer.consumer_group_metadata()
-                    producer.send_offsets_to_transaction(offsets, metadata, SEND_OFFSETS_SECONDS_MAX)
+                    bounded(lambda: producer.send_offsets_to_transaction(offsets, metadata, SEND_OFFSETS_SECONDS_MAX))
 
                 transactor.run(operation, work, commit=dice.randrange(100) >= ABORT_PERCENT)
             if operation.outcome != "ok":
@@ -254,7 +281,7 @@ class Load:
         consumer.close()
 
     def _transactor(self, name: str) -> Transactor:
-        return Transactor(self._bootstrap, name, self.over)
+        return Transactor(self._bootstrap, name)
 
 
 def main() -> None:
@@ -273,6 +300,7 @@ def main() -> None:
         load.over.set()
         for thread in threads:
             thread.join()
+    os._exit(0)  # without waiting for calls that were left behind
 
 
 if __name__ == "__main__":
