@@ -265,10 +265,9 @@ class Producer:
                 async with asyncio.timeout(self.settings.max_block_ms / 1000):
                     await self._send_offsets(transactions, exact, who)
             except TimeoutError as error:
-                # Whether they are in is unknown, and would stay so.
-                transactions.on_error(self._timed_out(Call.SEND_OFFSETS, error))
+                transactions.on_offsets_unknown(self._timed_out(Call.SEND_OFFSETS, error))
             except asyncio.CancelledError:
-                transactions.on_error(WrongTransactionState(f"{Call.SEND_OFFSETS.value} was cancelled"))
+                transactions.on_offsets_unknown(WrongTransactionState(f"{Call.SEND_OFFSETS.value} was cancelled"))
                 raise
             except KafkaError as error:
                 transactions.on_error(error)
@@ -980,7 +979,7 @@ class Producer:
                 batch.complete(UNKNOWN_OFFSET, -1)
             else:
                 batch.fail(error, record_errors)
-        if error is not None:
+        if error is not None and not isinstance(error, TransactionAborted):
             logger.warning(
                 "delivery_failed topic=%s partition=%d records=%d error=%s",
                 batch.topic,
@@ -988,7 +987,7 @@ class Producer:
                 batch.count,
                 error,
             )
-            if self._transactions is not None and not isinstance(error, TransactionAborted):
+            if self._transactions is not None:
                 self._transactions.on_batch_failed(error, was_sent=batch.attempts > 0)
                 self._schedule_pump()
         self._give_memory(batch.reserved_bytes)
