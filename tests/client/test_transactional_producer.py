@@ -480,8 +480,10 @@ def test_the_blocking_producer_has_transactions_too(transactions_server: Server,
             producer.send(topic, b"aborted").result(30)
             raise ZeroDivisionError
         producer.begin_transaction()
+        handles = [producer.send(topic, b"%d" % i) for i in range(500, 3000)]
         producer.send_offsets_to_transaction({TopicPartition(topic, 0): 4}, topic)
         producer.commit_transaction()
+        assert all(handle.done() and handle.result().offset > 500 for handle in handles)
         producer.begin_transaction()
         refused = producer.send(topic, "not bytes")
         with pytest.raises(TransactionAbortable, match="not bytes"):
@@ -491,7 +493,7 @@ def test_the_blocking_producer_has_transactions_too(transactions_server: Server,
         producer.abort_transaction()
         producer.begin_transaction()
         producer.send(topic, b"left open")
-    assert asyncio.run(values(bootstrap, topic)) == [b"%d" % i for i in range(500)]
+    assert asyncio.run(values(bootstrap, topic)) == [b"%d" % i for i in range(3000)]
 
 
 # -- offsets -----------------------------------------------------------------------------------------------------------
@@ -975,12 +977,14 @@ class Heard:
         self.keys: list[int] = []
         self.epochs: list[tuple[int, int]] = []
         self.transactional_ids: set[str | None] = set()
+        self.topics: set[str] = set()
 
     def __call__(self, api_key: int, message: Any) -> None:
         self.keys.append(api_key)
         if api_key == ApiKey.PRODUCE:
             self.transactional_ids.add(message.transactional_id)
             for topic in message.topic_data:
+                self.topics.add(topic.name)
                 for one in topic.partition_data:
                     header = read_header(one.records)
                     assert header.is_transactional
@@ -1034,6 +1038,7 @@ def test_with_explicit_partitions_each_is_added_once_a_transaction_and_the_epoch
         assert heard.keys.index(ApiKey.ADD_PARTITIONS_TO_TXN) < heard.keys.index(ApiKey.PRODUCE)
         assert heard.keys.index(ApiKey.ADD_OFFSETS_TO_TXN) < heard.keys.index(ApiKey.TXN_OFFSET_COMMIT)
         assert heard.keys.count(ApiKey.INIT_PRODUCER_ID) == 1
+        assert heard.topics == {topic}  # in the older versions of Produce topics have names
         first = heard.epochs[0][0]
         assert heard.epochs == [(first, sequence) for sequence in range(6)]
 
