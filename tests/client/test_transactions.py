@@ -141,6 +141,12 @@ def test_an_abort_forgets_the_error_and_the_next_transaction_starts_clean() -> N
     assert machine.error is None and not machine.needs_epoch and not machine.is_known
 
 
+def test_offsets_of_which_nobody_knows_need_an_abort_and_a_new_epoch() -> None:
+    machine = machine_in(State.IN_TRANSACTION)
+    machine.on_offsets_unknown(TimeoutError("no answer"))
+    assert machine.state is State.ABORTABLE_ERROR and machine.needs_epoch
+
+
 def test_a_batch_that_never_left_needs_no_new_epoch() -> None:
     machine = machine_in(State.IN_TRANSACTION)
     machine.on_batch_failed(DeliveryTimedOut("no leader"), was_sent=False)

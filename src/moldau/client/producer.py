@@ -11,9 +11,9 @@ With a `transactional.id`, records are sent in transactions that are seen as a w
         await producer.send("orders", b"value")
         await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
 
-`accumulator` decides what may be sent and what an answer means, `transactions` what a transaction may do; this file
-runs them: one `_pump` sends whatever may go, called when something changed (a full batch, an answer, a timer, news of
-leaders) and never twice in one turn of the loop. There is no task per record or per request.
+`accumulator` decides what may be sent and what an answer means, and this file runs it: one `_pump` sends whatever may
+go, called when something changed (a full batch, an answer, a timer, news of leaders) and never twice in one turn of the
+loop. There is no task per record or per request. `transaction_runner` runs the transactions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self
@@ -54,8 +54,9 @@ from moldau.client.errors import (
 )
 from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
 from moldau.client.settings import ProducerSettings, producer_settings
-from moldau.client.transaction_coordinator import CONCURRENT_BACKOFF_MS, TransactionCoordinator
-from moldau.client.transactions import TRANSACTION_VERSION, Call, Identity, State, Transactions
+from moldau.client.transaction_coordinator import CONCURRENT_BACKOFF_MS
+from moldau.client.transaction_runner import TransactionRunner
+from moldau.client.transactions import Call, Identity, State, Transactions
 from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.batches import HEADER_BYTES, NO_PRODUCER_ID
 from moldau.protocol.messages.produce import ProduceRequest, ProduceResponse
@@ -108,21 +109,13 @@ class Producer:
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_listening: Callable[[], None] | None = None
+        self._runner: TransactionRunner | None = None
         self._transactions: Transactions | None = None
         self._attributes = 0
         if self.settings.transactional_id is not None:
-            self._transactions = Transactions(self.settings.transactional_id)
+            self._runner = TransactionRunner(self._client, self.settings, _Outbox(self))
+            self._transactions = self._runner.state
             self._attributes = TRANSACTIONAL
-            self._coordinator = TransactionCoordinator(
-                self._client,
-                self.settings.transactional_id,
-                transaction_timeout_ms=self.settings.transaction_timeout_ms,
-                retry_backoff_ms=self.settings.retry_backoff_ms,
-                retry_backoff_max_ms=self.settings.retry_backoff_max_ms,
-            )
-        self._under_way: tuple[Call, asyncio.Task[None]] | None = None  # until its caller has heard the outcome
-        self._adding: asyncio.Task[None] | None = None
-        self._sending_offsets = asyncio.Lock()
         self._serialize_key = self.settings.key_serializer
         self._serialize_value = self.settings.value_serializer
         self._batch_size = min(self.settings.batch_size, self.settings.max_request_size)
@@ -157,7 +150,7 @@ class Producer:
             raise self._fatal
         transactions = self._transactions
         if transactions is not None:
-            number = self._transactional(Call.SEND).check_send()
+            number = self._runner_for(Call.SEND).check_send()
         try:
             lanes = self._topics.get(topic)
             if lanes is None:
@@ -210,10 +203,11 @@ class Producer:
         if self._closing:
             return
         self._closing = True
-        if self._loop is not None and (self._incomplete or self._transactions is not None):
+        if self._loop is not None and (self._incomplete or self._runner is not None):
             try:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                    await self._settle_transaction()
+                    if self._runner is not None:
+                        await self._runner.close()
                     await self.flush()
             except TimeoutError:
                 pass
@@ -237,65 +231,45 @@ class Producer:
     async def init_transactions(self) -> None:
         """Take the transactional id: once, before the first transaction. Older producers with the id are fenced, and
         what they left open is aborted. After TransactionTimedOut call it again."""
-        await self._make(Call.INIT, self._init_transactions)
+        self._start()
+        await self._runner_for(Call.INIT).init()
 
     def begin_transaction(self) -> None:
         """Begin; everything sent from now on belongs to the transaction. Nothing travels yet."""
-        transactions = self._transactional(Call.BEGIN)
-        transactions.begin(self._client.finalized_level(TRANSACTION_VERSION))
+        self._runner_for(Call.BEGIN).begin()
 
     async def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: GroupMetadata | str
     ) -> None:
         """Commit a group's offsets with the transaction. Give `consumer.group_metadata()`, so that a member that the
         group went on without is refused; a group's name commits as one outside the group."""
-        transactions = self._transactional(Call.SEND_OFFSETS)
-        transactions.check(Call.SEND_OFFSETS)
-        number = transactions.number
-        if not offsets:
-            return
         exact = {
             where: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
             for where, one in offsets.items()
         }
         who = GroupMetadata(group) if isinstance(group, str) else group
-        async with self._sending_offsets:
-            transactions.check_still(number)
-            try:
-                async with asyncio.timeout(self.settings.max_block_ms / 1000):
-                    await self._send_offsets(transactions, exact, who)
-            except TimeoutError as error:
-                # Whether they are in is unknown, and would stay so.
-                transactions.on_error(self._timed_out(Call.SEND_OFFSETS, error))
-            except asyncio.CancelledError:
-                transactions.on_error(WrongTransactionState(f"{Call.SEND_OFFSETS.value} was cancelled"))
-                raise
-            except KafkaError as error:
-                transactions.on_error(error)
-            if transactions.error is not None:
-                self._schedule_pump()
-                raise transactions.error
+        await self._runner_for(Call.SEND_OFFSETS).send_offsets(exact, who)
 
     async def commit_transaction(self) -> None:
         """Deliver what was sent, then make it visible as a whole. Raises TransactionAbortable when that is not
         possible: abort then. After TransactionTimedOut the outcome is open: call it again."""
-        await self._make(Call.COMMIT, self._commit)
+        await self._runner_for(Call.COMMIT).commit()
 
     async def abort_transaction(self) -> None:
         """Drop what was sent in the transaction; records that did not leave yet fail with TransactionAborted. After
         TransactionTimedOut call it again."""
-        await self._make(Call.ABORT, self._abort)
+        await self._runner_for(Call.ABORT).abort()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
         """A transaction that is committed at the end of the block, and aborted when the block or the commit fails."""
-        self.begin_transaction()
+        runner = self._runner_for(Call.BEGIN)
+        runner.begin()
         try:
             yield self
             await self.commit_transaction()
         except BaseException:
-            assert self._transactions is not None
-            if self._transactions.is_open:
+            if runner.state.is_open:
                 try:
                     await self.abort_transaction()
                 except (TransactionFatal, TransactionTimedOut) as error:
@@ -305,144 +279,22 @@ class Producer:
 
     def check_transaction(self) -> None:
         """Raise unless a record may be sent now; for those who hand records on and want to hear at once."""
-        if self._transactions is not None:
-            self._transactional(Call.SEND).check_send()
+        if self._runner is not None:
+            self._runner_for(Call.SEND).check_send()
+
+    def _runner_for(self, call: Call) -> TransactionRunner:
+        if self._runner is None:
+            raise WrongTransactionState(f"{call.value} needs a transactional producer: set transactional.id")
+        if self._closing:
+            raise ProducerClosed("the producer is closed")
+        return self._runner
 
     @property
     def buffered_bytes(self) -> int:
         """How much of buffer.memory is taken."""
         return self.settings.buffer_memory - self._memory_free
 
-    def _transactional(self, call: Call) -> Transactions:
-        if self._transactions is None:
-            raise WrongTransactionState(f"{call.value} needs a transactional producer: set transactional.id")
-        if self._closing:
-            raise ProducerClosed("the producer is closed")
-        if self._under_way is not None and self._under_way[0] is not call:
-            before = self._under_way[0].value
-            raise WrongTransactionState(f"{call.value}: the outcome of {before} is not known yet: call {before} again")
-        return self._transactions
-
-    async def _make(self, call: Call, work: Callable[[Transactions], Coroutine[Any, Any, None]]) -> None:
-        """Start what a call asks for, or join it when it was asked for before, and wait up to max.block.ms. It goes on
-        when the waiting ends first."""
-        transactions = self._transactional(call)
-        self._start()
-        if self._under_way is None:
-            transactions.make(call)
-            task = self._run(work(transactions))
-            # Whoever calls again hears of a failure; nobody has to.
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._under_way = call, task
-        task = self._under_way[1]
-        try:
-            async with asyncio.timeout(self.settings.max_block_ms / 1000):
-                await asyncio.shield(task)
-        except TimeoutError as error:
-            raise self._timed_out(call, error) from error
-        finally:
-            if task.done():
-                self._under_way = None
-
-    def _timed_out(self, call: Call, error: TimeoutError) -> TransactionTimedOut:
-        cause = self._coordinator.last_error or "no broker answered"
-        waiting = TransactionTimedOut(
-            f"{call.value} of transactional.id {self.settings.transactional_id!r} took longer than "
-            f"max.block.ms={self.settings.max_block_ms}: {cause}; "
-            + (
-                "the offsets may be in the transaction or not"
-                if call is Call.SEND_OFFSETS
-                else "it goes on: call again"
-            )
-        )
-        waiting.__cause__ = error
-        return waiting
-
-    async def _init_transactions(self, transactions: Transactions) -> None:
-        try:
-            # A wrong address shows at once; after the first word of a broker faults are waited out.
-            await self._client.retry(self._client.any_connection, timeout_ms=self.settings.max_block_ms)
-            transactions.on_initialized(await self._coordinator.init())
-            self._adopt(transactions.identity)
-        except FAULTS:
-            transactions.on_not_initialized()
-            raise
-        except KafkaError as error:
-            raise self._give_up(transactions, error) from error
-
-    async def _send_offsets(
-        self, transactions: Transactions, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
-    ) -> None:
-        explicit = transactions.adds_partitions
-        if explicit:
-            await self._coordinator.add_offsets(transactions.identity, group.group_id)
-        transactions.on_written()
-        await self._coordinator.commit_offsets(transactions.identity, group, offsets, is_explicit=explicit)
-
-    async def _commit(self, transactions: Transactions) -> None:
-        try:
-            async with self._sending_offsets:
-                await self.flush()
-            if transactions.state is State.COMMITTING:
-                identity = transactions.identity
-                if transactions.is_known:
-                    identity = await self._coordinator.end(
-                        identity, committed=True, is_explicit=transactions.adds_partitions
-                    )
-                self._adopt(identity)
-                transactions.on_ended(identity)
-                return
-        except KafkaError as error:
-            transactions.on_error(error)
-            if isinstance(error, TransactionFatal):
-                raise self._give_up(transactions, error) from error
-        assert transactions.error is not None
-        raise transactions.error
-
-    async def _abort(self, transactions: Transactions) -> None:
-        try:
-            self._drop_unsent(TransactionAborted("the record was not sent: its transaction was aborted"))
-            for batch in list(self._incomplete):
-                await batch.wait()
-            if self._adding is not None:
-                await asyncio.wait([self._adding])  # whether the coordinator knows partitions must be certain
-            async with self._sending_offsets:
-                identity = transactions.identity
-            if transactions.is_known:
-                identity = await self._coordinator.end(
-                    identity, committed=False, is_explicit=transactions.adds_partitions
-                )
-            if transactions.needs_epoch and identity == transactions.identity:
-                # KIP-360: what was lost on its way may still arrive, and must not be taken for a later transaction's.
-                identity = await self._coordinator.init(identity)
-            self._adopt(identity)
-            transactions.on_ended(identity)
-        except KafkaError as error:
-            raise self._give_up(transactions, error) from error
-
-    async def _settle_transaction(self) -> None:
-        """Before the end of the producer: nobody will commit what is open now."""
-        transactions = self._transactions
-        if transactions is None:
-            return
-        try:
-            async with asyncio.timeout(self.settings.max_block_ms / 1000):
-                if self._under_way is not None:
-                    await self._under_way[1]
-                if transactions.is_open:
-                    transactions.make(Call.ABORT)
-                    await self._abort(transactions)
-        except (KafkaError, OSError) as error:  # TimeoutError is one; the coordinator's own time-out aborts it then
-            logger.warning("abort_failed transactional_id=%s error=%s", self.settings.transactional_id, error)
-
-    def _give_up(self, transactions: Transactions, error: KafkaError) -> Exception:
-        """No transaction is possible any more. An error that an abort would mend is fatal when the abort meets it."""
-        if not isinstance(error, TransactionFatal):
-            error = TransactionFatal(error.code, f"{error}; close this producer and start a new one")
-        transactions.on_error(error)
-        self._schedule_pump()
-        assert transactions.error is not None
-        return transactions.error
+    # -- the batches of transactions -----------------------------------------------------------------------------------
 
     def _adopt(self, identity: Identity) -> None:
         if identity == (self._producer_id, self._producer_epoch):
@@ -452,11 +304,10 @@ class Producer:
             for queue in lanes.queues:
                 queue.adopt(*identity)
 
-    def _on_refused(self, error: Exception) -> None:
-        """`send` raised: a transaction without the record must not be committed by someone who did not hear of it."""
-        if self._transactions is not None and not isinstance(error, WrongTransactionState):
-            self._transactions.on_error(error)
-            self._schedule_pump()
+    async def _drop(self, error: Exception) -> None:
+        self._drop_unsent(error)
+        for batch in list(self._incomplete):
+            await batch.wait()
 
     def _drop_unsent(self, error: Exception) -> None:
         for batch, queue in list(self._incomplete.items()):
@@ -470,18 +321,11 @@ class Producer:
                 self._transactions.needs_epoch = True
             self._finish(batch, error)
 
-    async def _add_partitions(self, transactions: Transactions) -> None:
-        try:
-            while transactions.to_add and not transactions.sends_nothing:
-                asked = set(transactions.to_add)
-                await self._coordinator.add_partitions(transactions.identity, asked)
-                transactions.on_added(asked)
-                self._schedule_pump()
-        except KafkaError as error:
-            transactions.on_error(error)
-        finally:
-            self._adding = None
-        self._schedule_pump()
+    def _on_refused(self, error: Exception) -> None:
+        """`send` raised: a transaction without the record must not be committed by someone who did not hear of it."""
+        if self._transactions is not None and not isinstance(error, WrongTransactionState):
+            self._transactions.on_error(error)
+            self._schedule_pump()
 
     # -- taking records ------------------------------------------------------------------------------------------------
 
@@ -746,8 +590,8 @@ class Producer:
             elif transactions is not None and not transactions.may_write_to(
                 TopicPartition(queue.topic, queue.partition)
             ):
-                if self._adding is None:
-                    self._adding = self._run(self._add_partitions(transactions))
+                assert self._runner is not None
+                self._runner.start_adding()
             elif queue.may_send() and self._in_flight_requests.get(queue.leader, 0) < in_flight_max:
                 by_leader.setdefault(queue.leader, []).append(queue)
         for queue in idle:
@@ -980,7 +824,7 @@ class Producer:
                 batch.complete(UNKNOWN_OFFSET, -1)
             else:
                 batch.fail(error, record_errors)
-        if error is not None:
+        if error is not None and not isinstance(error, TransactionAborted):
             logger.warning(
                 "delivery_failed topic=%s partition=%d records=%d error=%s",
                 batch.topic,
@@ -988,7 +832,7 @@ class Producer:
                 batch.count,
                 error,
             )
-            if self._transactions is not None and not isinstance(error, TransactionAborted):
+            if self._transactions is not None:
                 self._transactions.on_batch_failed(error, was_sent=batch.attempts > 0)
                 self._schedule_pump()
         self._give_memory(batch.reserved_bytes)
@@ -1072,6 +916,17 @@ class Producer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class _Outbox:
+    """What the runner of transactions may do with a producer."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.flush = producer.flush
+        self.drop = producer._drop
+        self.adopt = producer._adopt
+        self.wake = producer._schedule_pump
+        self.start = producer._run
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

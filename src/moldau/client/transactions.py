@@ -376,6 +376,12 @@ class Transactions:
         elif self._happen(Event.ABORTABLE):
             self.error = abortable(f"transactional.id {self.transactional_id!r}", error)
 
+    def on_offsets_unknown(self, error: Exception) -> None:
+        """Offsets were given up on their way. They may be in, or come later: a new epoch keeps them out of what
+        follows, and ends what the coordinator may have begun for them."""
+        self.needs_epoch = True
+        self.on_error(error)
+
     def on_batch_failed(self, error: Exception, *, was_sent: bool) -> None:
         """Records that were taken are not in the log, or nobody knows."""
         self.needs_epoch |= was_sent
