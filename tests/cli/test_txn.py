@@ -21,8 +21,7 @@ from moldau.testing import Broker
 from tests.cli.conftest import SECONDS_MAX, Moldau
 from tests.oracle import ApacheKafka, require_oracle, run_tool
 
-# Brokers that serve transactions: "moldau" joins when it does.
-BROKERS = ("kafka",)
+BROKERS = ("moldau", "kafka")
 # A broker that takes any transactional batch without asking the coordinator: so that one can hang.
 UNVERIFIED = {"transaction.partition.verification.enable": "false"}
 

@@ -86,8 +86,8 @@ def groups_server(request: pytest.FixtureRequest) -> Server:
 
 # Time-outs that a test can wait for.
 QUICK_TRANSACTIONS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
-# Brokers that serve transactions, in both generations: "moldau" joins when it does.
-TRANSACTION_BROKERS = ("kafka",)
+# In both generations.
+TRANSACTION_BROKERS = ("moldau", "kafka")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tests.clients.transactional import FENCED, TRANSACTIONAL_PEERS, Refused, Tr
 pytestmark = pytest.mark.clients
 
 # "moldau" and "apache-kafka": the second shows that a test asks for what Kafka does.
-BROKERS = ("apache-kafka",)
+BROKERS = ("moldau", "apache-kafka")
 
 
 @pytest.fixture(scope="session", params=BROKERS)

@@ -30,7 +30,7 @@ from tests.faults.transactional_load import (
 from tests.oracle import ApacheKafka, require_oracle
 
 # How often each broker is killed; the second shows that the load and the judge are right.
-KILLS = {"apache-kafka": 2}
+KILLS = {"moldau": 20, "apache-kafka": 2}
 COMMITS_BETWEEN_KILLS = 15
 SECONDS_MAX = 60.0
 EVERYTHING = [(topic, index) for topic in (NUMBERS, SQUARES) for index in range(PARTITIONS)]
