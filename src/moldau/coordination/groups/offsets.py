@@ -14,6 +14,7 @@ from moldau.coordination.groups.records import (
     offset_key,
     pack_offset,
     read_offset_key,
+    require_offset,
 )
 from moldau.coordination.shard import Step
 from moldau.kernel import ZERO_UUID, ErrorCode
@@ -37,6 +38,7 @@ class Offsets:
         if value is None:
             self._remove(group, topic, partition)
         else:
+            require_offset(value)
             self._put(group, topic, partition, value)
         return group
 
@@ -91,9 +93,9 @@ class Offsets:
             self.delete(group, topic, partition, step)
 
     def delete_topics(self, topics: frozenset[str], step: Step) -> None:
-        for group in list(self._groups):
-            for topic, partition, _ in list(self.of_group(group)):
-                if topic in topics:
+        for group, known in list(self._groups.items()):
+            for topic in [topic for topic in known if topic in topics]:
+                for partition in list(known[topic]):
                     self.delete(group, topic, partition, step)
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -148,7 +150,9 @@ class Offsets:
         """Offsets of a topic that nobody reads any more, counted from `since_ms`, else from their commit."""
         for partition, value in list(self._groups.get(group, {}).get(topic, {}).items()):
             stored = decode_offset(value)
-            if stored.expire_timestamp >= 0:
+            if stored is None:
+                is_over = True  # nobody can read it
+            elif stored.expire_timestamp >= 0:
                 is_over = step.wall_ms >= stored.expire_timestamp
             else:
                 begun_ms = stored.commit_timestamp if since_ms is None else since_ms
@@ -161,7 +165,7 @@ class Offsets:
 
 
 def _fetched(index: int, value: bytes | None) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
-    if value is None:
+    stored = None if value is None else decode_offset(value)
+    if stored is None:
         return OffsetFetchResponse.OffsetFetchResponsePartitions(index, NO_OFFSET, NO_EPOCH, "")
-    stored = decode_offset(value)
     return OffsetFetchResponse.OffsetFetchResponsePartitions(index, stored.offset, stored.leader_epoch, stored.metadata)
