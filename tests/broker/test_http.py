@@ -66,25 +66,29 @@ def test_an_empty_listener_serves_nothing_and_a_taken_port_costs_a_line_only() -
 
 
 def test_groups_show_their_offsets_lag_and_rebalances() -> None:
-    with Broker({"moldau.http.listener": "127.0.0.1:0"}) as broker:
+    with Broker({"moldau.http.listener": "127.0.0.1:0", "num.partitions": "2"}) as broker:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
-        for _ in range(5):
-            producer.produce("orders", b"x", partition=0)
+        for number in range(10):
+            producer.produce("orders", b"x", partition=number % 2)
         producer.flush(SECONDS_MAX)
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "billing", "enable.auto.commit": False})
         consumer.subscribe(["orders"])
         while not consumer.assignment():
             consumer.poll(0.05)
-        consumer.commit(offsets=[TopicPartition("orders", 0, 2)], asynchronous=False)
+        offsets = [TopicPartition("orders", 0, 2), TopicPartition("orders", 1, 4)]
+        consumer.commit(offsets=offsets, asynchronous=False)
         lines = get(broker, "/metrics").splitlines()
+        assert broker.node is not None
+        (group,) = (each for machine in broker.node.groups.coordinator.machines() for each in machine.groups.values())
         consumer.close()
     metrics = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
     where = '{consumergroup="billing",partition="0",topic="orders"}'
     assert metrics[f"kafka_consumergroup_current_offset{where}"] == 2
     assert metrics[f"kafka_consumergroup_lag{where}"] == 3
-    assert metrics['kafka_consumergroup_lag_sum{consumergroup="billing",topic="orders"}'] == 3
-    assert metrics['kafka_consumergroup_current_offset_sum{consumergroup="billing",topic="orders"}'] == 2
+    assert metrics['kafka_consumergroup_lag_sum{consumergroup="billing",topic="orders"}'] == 3 + 1
+    assert metrics['kafka_consumergroup_current_offset_sum{consumergroup="billing",topic="orders"}'] == 2 + 4
     assert metrics['kafka_consumergroup_members{consumergroup="billing"}'] == 1
     assert metrics['moldau_consumergroup_state{consumergroup="billing",state="Stable"}'] == 1
     assert metrics['moldau_consumergroup_rebalances_total{consumergroup="billing"}'] == 1
-    assert metrics['moldau_consumergroup_rebalance_seconds_total{consumergroup="billing"}'] > 0
+    seconds = metrics['moldau_consumergroup_rebalance_seconds_total{consumergroup="billing"}']
+    assert 0 < seconds == group.history.total_ms / 1000

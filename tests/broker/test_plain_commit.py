@@ -159,7 +159,7 @@ def test_a_plain_commit_waits_in_line_behind_an_older_request(broker: Broker) ->
 
 def test_an_answer_that_comes_at_once_is_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that is full is logged before its request is in line."""
-    monkeypatch.setattr("moldau.broker.coordinator.TURN_BYTES_MAX", 0)
+    monkeypatch.setattr("moldau.coordination.shard.TURN_BYTES_MAX", 0)
     wire = Wire(broker.bootstrap)
     before = plain_count(broker)
     assert commit(wire, "at once", 3) is ErrorCode.NONE

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,97 @@ def test_without_a_committed_offset_the_reset_decides(groups_server: Server, new
                 await consumer.poll(10)
             await consumer.seek(places[0], 4)
             assert await numbers(consumer, 6) == [4, 5, 6, 7, 8, 9]
+
+    asyncio.run(test())
+
+
+def test_a_reset_by_duration_begins_with_the_records_of_the_last_while(
+    groups_server: Server, new_topic: Callable[[], str]
+) -> None:
+    """Counted when the place is looked for; where nothing is that young, new records are waited for (KIP-1106)."""
+
+    async def test() -> None:
+        topic = new_topic()
+        await create(groups_server, topic, 1)
+        now_ms = time.time_ns() // 1_000_000
+        async with Producer(groups_server.bootstrap) as producer:
+            for number, minutes in enumerate((120, 90, 30, 10)):
+                await producer.send(topic, b"%d" % number, partition=0, timestamp_ms=now_ms - minutes * 60_000)
+        where = TopicPartition(topic, 0)
+        for duration, position in [("P1D", 0), ("PT1H", 2), ("pt0h20m", 3), ("PT60.5S", 4), ("P99999999D", 0)]:
+            async with reading(
+                groups_server, group_id=new_group(), auto_offset_reset=f"by_duration:{duration}"
+            ) as consumer:
+                consumer.assign([where])
+                assert await consumer.position(where) == position, duration
+        group = new_group()
+        async with reading(groups_server, group_id=group, auto_offset_reset="by_duration:PT1H") as consumer:
+            await consumer.commit({where: 99})
+            consumer.assign([where])
+            assert await numbers(consumer, 2) == [2, 3], "an offset that is not in the log follows it too"
+
+    asyncio.run(test())
+
+
+def test_offsets_are_committed_and_read_by_topic_id_where_all_ids_are_known(
+    groups_server: Server, new_topic: Callable[[], str]
+) -> None:
+    async def test() -> None:
+        topic = new_topic()
+        places = await fill(groups_server, topic, 3)
+        seen: list[tuple[int, str, bytes]] = []
+
+        def note(key: int, request: Any) -> None:
+            if key == ApiKey.OFFSET_COMMIT:
+                seen.extend((key, each.name, each.topic_id) for each in request.topics)
+            elif key == ApiKey.OFFSET_FETCH:
+                seen.extend((key, each.name, each.topic_id) for each in request.groups[0].topics)
+
+        def stay(key: int, response: Any) -> None:
+            if key == ApiKey.FIND_COORDINATOR:
+                for found in response.coordinators:
+                    found.host, found.port = "127.0.0.1", proxy.port
+
+        async with (
+            Proxy(groups_server.bootstrap, on_request=note, on_response=stay) as proxy,
+            Consumer(proxy.bootstrap, {"group.id": new_group(), "enable.auto.commit": False}) as consumer,
+        ):
+            missing = TopicPartition(topic + "-missing", 0)
+            assert await consumer.committed([missing]) == {missing: None}
+            assert seen.pop() == (ApiKey.OFFSET_FETCH, missing.topic, bytes(16)), "by name: nobody knows an id"
+            consumer.assign(places)
+            await consumer.seek(places[0], 2)
+            await consumer.poll(10)
+            seen.clear()
+            await consumer.commit({places[0]: 2})
+            assert (await consumer.committed(places))[places[0]] == OffsetAndMetadata(2)
+        topic_id = consumer._client.topics[topic].topic_id
+        assert seen == [(ApiKey.OFFSET_COMMIT, "", topic_id), (ApiKey.OFFSET_FETCH, "", topic_id)]
+
+    asyncio.run(test())
+
+
+def test_a_topic_that_was_made_anew_has_no_committed_offset(
+    groups_server: Server, new_topic: Callable[[], str]
+) -> None:
+    """A consumer that knows the old topic's id learns the new one instead of failing for ever."""
+
+    async def test() -> None:
+        topic = new_topic()
+        places = await fill(groups_server, topic, 3)
+        async with Consumer(groups_server.bootstrap, {"group.id": new_group()}) as consumer:
+            consumer.assign(places)
+            await consumer.poll(0.1)
+            await consumer.commit({places[0]: 2})
+            old_id = consumer._client.topics[topic].topic_id
+            consumer.assign([])
+            async with ClusterClient(groups_server.bootstrap) as client:
+                await admin.delete_topics(client, [topic])
+                while topic in [each.name for each in await admin.list_topics(client)]:
+                    await asyncio.sleep(0.01)
+            await fill(groups_server, topic, 3)
+            assert await consumer.committed(places) == {places[0]: None}
+            assert consumer._client.topics[topic].topic_id != old_id
 
     asyncio.run(test())
 
@@ -501,6 +593,12 @@ def test_callbacks_may_wait_commit_and_seek(groups_server: Server, new_topic: Ca
         ({"group": "x"}, "did you mean 'group.id'"),
         ({"group.id": ""}, "group.id: an empty name is no group"),
         ({"auto.offset.reset": "first"}, "'first' is not one of earliest, latest, none"),
+        ({"auto.offset.reset": "latest:PT1H"}, "'latest:PT1H' is not one of earliest, latest, none"),
+        ({"auto.offset.reset": "by_duration:"}, "has no duration: write by_duration:PT1H30M"),
+        ({"auto.offset.reset": "by_duration:1h"}, "has no duration"),
+        ({"auto.offset.reset": "by_duration:-PT1H"}, "has no duration"),
+        ({"auto.offset.reset": "by_duration:P1Y"}, "has no duration"),
+        ({"auto.offset.reset": "by_duration:P" + "9" * 400 + "D"}, "has no duration"),
         ({"partition.assignment.strategy": "fair"}, "'fair' is not one of range, roundrobin"),
         ({"enable.auto.commit": True}, "needs a group to commit for: set group.id"),
         ({"group.instance.id": "a"}, "names a member of a group: set group.id"),

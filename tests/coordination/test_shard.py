@@ -123,6 +123,33 @@ def test_when_an_append_fails_all_who_wait_are_told_and_the_log_decides() -> Non
     assert again.machine.total == 1
 
 
+def test_who_asked_for_the_append_that_failed_may_be_told_another_error_than_the_others() -> None:
+    shard = active()
+    shard.submit(("old", 1), NOW)
+    shard.take()
+    shard.appended(1)
+    shard.submit(("failing", 1), NOW)
+    shard.take()
+    mine, others = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR), KafkaError(ErrorCode.NOT_COORDINATOR)
+    told = [tuple(answer) for answer in shard.fail(mine, others)]
+    assert told == [("old", others), ("failing", mine), ("held back", others)]
+
+
+def test_a_turn_ends_before_it_is_too_large_and_never_parts_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.coordination.shard.TURN_BYTES_MAX", 10)
+    shard = active()
+    for token, number in (("a", 1), ("b", 2), ("c", 33), ("d", 10**20), ("e", 4)):
+        shard.submit((token, number), NOW)
+    assert shard.is_full
+    batches = []
+    while shard.has_turn:
+        batches.append([record.value for record in shard.take()])
+        shard.appended(sum(map(len, batches)))
+    assert batches == [[b"1", b"2"], [b"33"], [b"1" + b"0" * 20], [b"4"]]
+    assert [token for token, _ in shard.commit(3)] == ["a", "b", "c"]
+    assert [token for token, _ in shard.commit(5)] == ["d", "e"]
+
+
 def test_a_timer_is_an_event_like_any_other() -> None:
     shard = active()
     shard.machine.deadline = 5

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moldau.protocol import (
@@ -59,6 +59,7 @@ def test_what_is_built_is_read_back(records: list[Record], codec: Compression) -
     assert list(iterate_records(batch)) == records
 
 
+@settings(deadline=None)
 @given(
     pairs=st.lists(st.tuples(optional_bytes, st.none() | st.binary(max_size=300)), min_size=1, max_size=100),
     codec=st.sampled_from(list(Compression)),

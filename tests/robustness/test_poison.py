@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,7 @@ def test_retention_without_limit_is_a_legal_setting(key: str) -> None:
 
 
 def test_a_topic_deleted_while_it_is_flushed_does_not_stop_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flush task syncs the log's directory by its path. DeleteTopics renames that directory meanwhile; the task
-    ends with FileNotFoundError, which `on_flush_failed` takes for a failed fsync: `node.fail` ends the
-    whole process."""
+    """A flush whose directory is renamed under it is no failed fsync: the node goes on."""
     with hooked_broker(monkeypatch) as (broker, disk):
         wire, other = Wire(broker.bootstrap), Wire(broker.bootstrap)
         create(wire, "t", **{"flush.messages": "1"})
@@ -74,24 +72,18 @@ def test_a_topic_deleted_while_it_is_flushed_does_not_stop_the_node(monkeypatch:
 
 
 def test_listing_many_offsets_does_not_stall_the_loop() -> None:
-    """ListOffsets counts duplicates with `list.count` inside a loop: quadratic. 20,000 entries (240 kB) stop the whole
-    broker for seconds, 100,000 (1.2 MB, allowed by every limit) for minutes. Topics need not exist."""
+    """Looking for partitions that are named twice takes linear time; quadratic, these would take a minute."""
     with BrokerProcess() as broker:
-        partitions = [ListOffsetsRequest.ListOffsetsPartition(partition_index=i, timestamp=-1) for i in range(20_000)]
+        partitions = [ListOffsetsRequest.ListOffsetsPartition(partition_index=i, timestamp=-1) for i in range(60_000)]
         request = ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=partitions)])
-        wire, other = Wire(broker.bootstrap), Wire(broker.bootstrap)
-        other.ask(ApiVersionsRequest(), 0)
-        wire.send(wire.frame(request, 1))
-        time.sleep(0.1)
-        began = time.monotonic()
-        other.ask(ApiVersionsRequest(), 0)
-        assert time.monotonic() - began < 0.8
+        wire = Wire(broker.bootstrap)
+        wire.send(wire.frame(request, 1) + wire.frame(ApiVersionsRequest(), 0))
+        wire.receive()
+        wire.receive()  # TimeoutError after 10 seconds
 
 
 def test_a_long_topic_name_left_by_a_crash_does_not_keep_the_broker_from_starting(tmp_path: Path) -> None:
-    """A crash between the commit of RemoveTopic and the renaming of its directory leaves a directory that no topic
-    owns. It is renamed to `<name>.<32 hex>-stray` without the cut that `deletion_name` makes: for names over 215
-    characters that is ENAMETOOLONG, and the broker does not start any more."""
+    """A directory that no topic owns is set aside under a name that is cut to what file systems take."""
     broker = Broker(data=str(tmp_path)).start()
     broker.stop()
     (tmp_path / ("n" * 240 + "-0")).mkdir()
@@ -100,23 +92,22 @@ def test_a_long_topic_name_left_by_a_crash_does_not_keep_the_broker_from_startin
 
 
 def test_running_out_of_descriptors_does_not_flood_the_log() -> None:
-    """accept() fails with EMFILE, the listening socket stays readable, and the loop spins at full speed with a line in
-    the log each time: 100 % CPU and a log that fills the disk, as long as the clients stay connected."""
+    """It says so once in a while, and does not try again and again meanwhile."""
     import socket
 
     with BrokerProcess(prefix=("prlimit", "--nofile=40:40")) as broker:
         host, _, port = broker.bootstrap.rpartition(":")
         held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(60)]
-        time.sleep(1.0)
-        lines = broker.log.count("accept_failed")
+        assert wait_until(lambda: broker.log.count("accept_failed") >= 2)
+        times = [line.split()[0] for line in broker.log.splitlines() if "accept_failed" in line][:2]
         for each in held:
             each.close()
-        assert lines < 50, f"{lines} lines in a second"
+        first, second = (datetime.fromisoformat(stamp) for stamp in times)
+        assert second - first > timedelta(seconds=0.5)
 
 
 def test_an_endless_produce_version_is_refused() -> None:
-    """The fast path has a lowest version and no highest: Produce version 99 is appended and answered as version 13,
-    where every other key closes the connection on a version that is not served."""
+    """The connection is closed, as on a version that is not served of any other key; nothing is appended."""
     with Broker() as broker:
         wire = Wire(broker.bootstrap)
         create(wire, "t")
@@ -129,8 +120,7 @@ def test_an_endless_produce_version_is_refused() -> None:
 
 
 def test_housekeeping_survives_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`_keep_house` schedules its next run last: one exception on the way (EMFILE while a flush opens a recovered
-    segment, say) and there are no more flushes by time, checkpoints or deletions until the broker is restarted."""
+    """Whatever one run stumbles over, the next one comes: flushes by time, checkpoints and deletions go on."""
     from moldau.broker.replicas import Replicas
 
     real, calls = Replicas.flush_due, []
@@ -143,5 +133,4 @@ def test_housekeeping_survives_one_failure(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Replicas, "flush_due", fail_once)
     with Broker():
-        time.sleep(3.5)
-        assert len(calls) >= 3
+        assert wait_until(lambda: len(calls) >= 3)

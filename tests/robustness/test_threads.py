@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.robustness.kit import (
 from tests.robustness.test_durability import home_of, two
 
 LOOP = "moldau-broker"
+ALTER_REPLICA_LOG_DIRS = 34
 
 
 def test_nothing_syncs_on_the_loop_while_it_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -55,9 +55,7 @@ def test_nothing_syncs_on_the_loop_while_it_serves(monkeypatch: pytest.MonkeyPat
 
 
 def test_slow_work_in_threads_does_not_hold_up_commits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Copies of moves, removals of directories, checkpoints, flushes that producers wait for and the metadata log's
-    syncs share asyncio's default executor (cores + 4 threads). A few long copies or removals and no producer with
-    `flush.messages`, no CreateTopics and no InitProducerId is answered before they end."""
+    """However many replicas are being copied: what requests wait for has threads of its own."""
     settings, paths = two(tmp_path)
     with hooked_broker(monkeypatch, settings) as (broker, disk):
         wire = Wire(broker.bootstrap)
@@ -69,9 +67,11 @@ def test_slow_work_in_threads_does_not_hold_up_commits(monkeypatch: pytest.Monke
         for name in names:
             ask_in_thread(Wire(broker.bootstrap), move(name, home_of(paths, f"{name}-0")[1]), 1)
         assert gate.reached.wait(5)
-        time.sleep(0.5)
+        assert broker.node is not None
+        dispatcher = broker.node.dispatchers[0]
+        assert wait_until(lambda: dispatcher.request_counts[ALTER_REPLICA_LOG_DIRS] == len(names))
         _, created = ask_in_thread(wire, create_topics("new"), 5)
         answered = wait_until(lambda: bool(created), 3)
         gate.opened.set()
-        time.sleep(1)
+        assert wait_until(lambda: not list(tmp_path.glob("*/*-future"))), "the moves go on"
         assert answered, "CreateTopics waits for other people's copies"

@@ -268,14 +268,14 @@ class _ReaderEmitter:
         self.out.add(f"pos += {struct_module.calcsize('>' + fmt)}")
         self.pending.clear()
 
-    def _read_length(self, fmt: str) -> None:
+    def _read_length(self, fmt: str, rest: str = "uvarint_rest") -> None:
         """Read a length into `n`, together with the fixed fields before it."""
         self.pending.append((fmt, "n"))
         self._flush()
         if fmt == "B":
-            self.names.use("uvarint_rest")
+            self.names.use(rest)
             with self.out.block("if n > 0x7F:"):
-                self.out.add("n, pos = uvarint_rest(buf, pos, n)")
+                self.out.add(f"n, pos = {rest}(buf, pos, n)")
 
     def _where(self, item: FieldLayout) -> str:
         struct = self.layout.struct
@@ -295,7 +295,7 @@ class _ReaderEmitter:
         out, target = self.out, f"o.{item.field.attribute}"
         self.names.use("length_error")
         short = item.field.base_type == "string"
-        self._read_length("B" if item.compact else "h" if short else "i")
+        self._read_length("B" if item.compact else "h" if short else "i", "text_rest" if short else "uvarint_rest")
         value = {
             "string": 'str(buf[pos:stop], "utf-8")',
             "bytes": "bytes(buf[pos:stop])",

@@ -43,8 +43,6 @@ LOAD_BYTES = 1 << 20
 PROGRESS_MS = 1000
 # A load that failed, on a bad disk, is tried again after so long, and after twice as long each time.
 LOAD_RETRY_MS_MIN, LOAD_RETRY_MS_MAX, LOAD_FAILURES_COUNTED_MAX = 500, 60_000, 10
-# A turn is cut before its batch outgrows what a topic takes by default.
-TURN_BYTES_MAX = 512 << 10
 # What the requester is told when the log below refuses, by what the log said.
 _APPEND_ERRORS = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -53,6 +51,7 @@ _APPEND_ERRORS = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
     ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
 
 AnyMachine = TypeVar("AnyMachine", bound=Machine)
@@ -185,8 +184,19 @@ class Coordinator(Generic[AnyMachine]):
         return hosted
 
     def _submit(self, hosted: _Hosted[AnyMachine], event: Any) -> None:
-        hosted.shard.submit(event, self._now())
+        try:
+            hosted.shard.submit(event, self._now())
+        except KafkaError:
+            raise
+        except Exception:
+            self._on_bug(hosted)
+            raise
         self._after(hosted)
+
+    def _on_bug(self, hosted: _Hosted[AnyMachine]) -> None:
+        """A machine failed in the middle of a step: what it holds is no longer what its log says."""
+        self._node.say(f"coordinator_step_failed partition={hosted.partition} hint='loaded anew from the log'")
+        self._restart(hosted, KafkaError(ErrorCode.NOT_COORDINATOR))
 
     def _now(self) -> Moment:
         clock = self._node.clock
@@ -200,7 +210,7 @@ class Coordinator(Generic[AnyMachine]):
         shard = hosted.shard
         if not shard.has_turn:
             return
-        if shard.turn_bytes > TURN_BYTES_MAX:
+        if shard.is_full:
             self._append(hosted)
         elif hosted not in self._turns:
             self._turns[hosted] = None
@@ -216,18 +226,17 @@ class Coordinator(Generic[AnyMachine]):
 
     def _append(self, hosted: _Hosted[AnyMachine]) -> None:
         shard, partition = hosted.shard, hosted.partition
-        if shard.state is not ShardState.ACTIVE:
-            return
-        entries = shard.take()
-        if entries:
-            try:
-                self._write(partition, entries)
-            except KafkaError as refusal:
-                self._node.say(f"coordinator_append_failed partition={partition} reason={refusal}")
-                self._restart(hosted, refusal)
-                return
-        shard.appended(partition.log.end_offset)
-        self._give_answers(hosted)
+        while shard.has_turn:
+            entries = shard.take()
+            if entries:
+                try:
+                    self._write(partition, entries)
+                except KafkaError as refusal:
+                    self._node.say(f"coordinator_append_failed partition={partition} reason={refusal}")
+                    self._restart(hosted, refusal)
+                    return
+            shard.appended(partition.log.end_offset)
+            self._give_answers(hosted)
 
     def _write(self, partition: Partition, entries: list[Any]) -> None:
         """Plain records that are neighbours share a batch; what belongs to a transaction has one of its own."""
@@ -267,7 +276,9 @@ class Coordinator(Generic[AnyMachine]):
     def _restart(self, hosted: _Hosted[AnyMachine], refusal: KafkaError) -> None:
         """What the machine holds is more than the log does: begin again from the log."""
         code = _APPEND_ERRORS.get(refusal.code, refusal.code)
-        self._unload(hosted, KafkaError(code, refusal.message))
+        # What is too large is its requester's fault; whoever waits besides shall ask again.
+        others = KafkaError(ErrorCode.NOT_COORDINATOR) if code is ErrorCode.UNKNOWN_SERVER_ERROR else None
+        self._unload(hosted, KafkaError(code, refusal.message), others)
         if hosted.partition.leader is not None and refusal.code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
             self._load(hosted.partition)
 
@@ -287,7 +298,11 @@ class Coordinator(Generic[AnyMachine]):
 
     def _on_time(self, hosted: _Hosted[AnyMachine]) -> None:
         hosted.timer = None
-        hosted.shard.tick(self._now())
+        try:
+            hosted.shard.tick(self._now())
+        except Exception:
+            self._on_bug(hosted)
+            raise
         self._after(hosted)
 
     # -- leadership ----------------------------------------------------------------------------------------------------
@@ -377,12 +392,12 @@ class Coordinator(Generic[AnyMachine]):
         hosted.shard.activate(hosted.partition.log.end_offset, self._now())
         self._after(hosted)
 
-    def _unload(self, hosted: _Hosted[AnyMachine], error: KafkaError) -> None:
+    def _unload(self, hosted: _Hosted[AnyMachine], error: KafkaError, others: KafkaError | None = None) -> None:
         self._hosted.pop(hosted.shard.index, None)
         if hosted.timer is not None:
             hosted.timer.cancel()
         self._turns.pop(hosted, None)
-        deliver(hosted.shard.fail(error))
+        deliver(hosted.shard.fail(error, others))
 
     def stop(self) -> None:
         """Requests that wait are told to look elsewhere; nothing more is logged."""

@@ -44,7 +44,7 @@ def _offsets(node: Node, groups: Groups, gauge: Any) -> Iterator[Any]:
             current.add_metric([group, topic, str(index)], offset)
             sums[group, topic] = sums.get((group, topic), 0) + offset
             partitions = node.replicas.by_name(topic) or []
-            partition = partitions[index] if index < len(partitions) else None
+            partition = partitions[index] if 0 <= index < len(partitions) else None
             if partition is None or partition.leader is None:
                 continue
             behind = max(partition.high_watermark - offset, 0)

@@ -19,7 +19,9 @@ EXIT_OK, EXIT_FAULT = 0, 1
 
 
 def say_on_stderr(line: str) -> None:
-    """Logs are past-tense events with fields, one line each."""
+    """Logs are past-tense events with fields, one line each, whatever names clients choose for their groups."""
+    if not line.isprintable():
+        line = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
     now = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
     print(f"{stamp}.{int(now * 1000) % 1000:03d}Z {line}", file=sys.stderr, flush=True)

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from moldau.client import ClusterClient
     from moldau.kernel import TopicPartition
 
-_DURATION = (
-    r"P(?=.)(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"
-    r"(?:T(?=.)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
-)
-
 
 class TargetKind(Enum):
     EARLIEST = 0
@@ -118,11 +113,11 @@ def reset(
 def duration_ms(text: str) -> int:
     """ISO 8601 as far as its units have one length, or `90m` as elsewhere."""
     from moldau.cli.options import parse_time
+    from moldau.client import parse_duration_ms
 
-    found = re.fullmatch(_DURATION, text.strip(), re.IGNORECASE | re.ASCII)
-    if found is not None:
-        units = {"weeks": 604_800, "days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
-        return round(sum(float(found[unit] or 0) * seconds for unit, seconds in units.items()) * 1000)
+    milliseconds = parse_duration_ms(text)
+    if milliseconds is not None:
+        return milliseconds
     if not re.fullmatch(r"\d+(ms|s|m|h|d)", text.strip(), re.ASCII):
         raise usage(f"--by-duration {text}: write PT1H30M, P2D, or 90m")
     return -parse_time(text, 0)

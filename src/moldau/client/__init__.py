@@ -14,6 +14,7 @@ from moldau.client.blocking import BlockingConsumer, BlockingProducer, DeliveryH
 from moldau.client.cluster import ClusterClient, response_errors
 from moldau.client.connection import Connection
 from moldau.client.consumer import Consumer
+from moldau.client.durations import parse_duration_ms
 from moldau.client.errors import (
     CommitFailed,
     ConnectionFailed,
@@ -33,7 +34,6 @@ from moldau.client.errors import (
     TransactionTimedOut,
     WrongTransactionState,
 )
-from moldau.client.fetcher import AtTime, Start
 from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
 from moldau.client.metadata import ClusterMetadata, Node, PartitionInfo, TopicInfo
 from moldau.client.partitioner import Partitioner, murmur2, partition_of_key
@@ -42,6 +42,7 @@ from moldau.client.reader import PartitionReader, read_partition
 from moldau.client.records import ConsumedRecord, TimestampType
 from moldau.client.serializers import SERIALIZERS, Serializer
 from moldau.client.settings import ConsumerSettings, ProducerSettings, consumer_settings, producer_settings
+from moldau.client.starts import AtTime, LastOf, Start
 
 __all__ = [
     "SERIALIZERS",
@@ -63,6 +64,7 @@ __all__ = [
     "DeliveryTimedOut",
     "GroupMetadata",
     "IsolationLevel",
+    "LastOf",
     "NoBrokerReachable",
     "NoCommittedOffset",
     "Node",
@@ -93,6 +95,7 @@ __all__ = [
     "group_admin",
     "murmur2",
     "parse_bootstrap",
+    "parse_duration_ms",
     "partition_of_key",
     "producer_settings",
     "read_partition",

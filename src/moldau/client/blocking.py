@@ -27,11 +27,11 @@ from typing import Any, Self, TypeVar
 from moldau.client.accumulator import DeliveryCallback, Headers, RecordMetadata
 from moldau.client.consumer import CLOSE_SECONDS, Consumer, PartitionsCallback
 from moldau.client.errors import ConsumerClosed, ProducerClosed, SendTimedOut
-from moldau.client.fetcher import Start
 from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
 from moldau.client.producer import Producer
 from moldau.client.records import ConsumedRecord
 from moldau.client.settings import consumer_settings, producer_settings
+from moldau.client.starts import Start
 from moldau.kernel import TopicPartition
 
 QUEUED_RECORDS_MAX = 10_000

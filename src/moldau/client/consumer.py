@@ -23,12 +23,13 @@ from typing import Self
 
 from moldau.client.cluster import FAULTS, backoff_ms, client_for
 from moldau.client.errors import CommitFailed, ConsumerClosed, NoCommittedOffset, RecordUnreadable, SettingsError
-from moldau.client.fetcher import Fetcher, FetchLimits, Start, resolve_offsets
+from moldau.client.fetcher import Fetcher, FetchLimits, resolve_offsets
 from moldau.client.group_coordinator import GroupCoordinator, GroupMetadata, OffsetAndMetadata
 from moldau.client.group_member import ClassicMember
 from moldau.client.group_member_next import NextMember
 from moldau.client.records import ConsumedRecord
 from moldau.client.settings import ConsumerSettings, consumer_settings
+from moldau.client.starts import Start
 from moldau.kernel import ErrorCode, KafkaError, TopicPartition
 
 CLOSE_SECONDS = 30.0

@@ -96,7 +96,7 @@ class NoCommittedOffset(KafkaError):
         super().__init__(
             ErrorCode.OFFSET_NOT_AVAILABLE,
             f"{partitions}: the group has committed no offset, and auto.offset.reset is none; "
-            "seek to a place, or set auto.offset.reset to earliest or latest",
+            "seek to a place, or set auto.offset.reset to earliest, latest or by_duration:PT1H",
         )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from moldau.client import admin
 from moldau.client.admin import IsolationLevel
 from moldau.client.cluster import FAULTS, LEADER_ERRORS, ClusterClient, backoff_ms
 from moldau.client.records import ConsumedRecord, decode_records, readable_batches
+from moldau.client.starts import AtTime, LastOf, Start
 from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.messages.fetch import FetchRequest
 
@@ -31,15 +33,7 @@ _FETCH_VERSION_BY_NAME_MAX = 12
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AtTime:
-    """Start at the first record whose timestamp is at least this; at the end when there is none."""
-
-    timestamp_ms: int
-
-
-Start = int | Literal["earliest", "latest"] | AtTime
-OutOfRange = Literal["error", "earliest", "latest"]
+OutOfRange = Literal["error", "earliest", "latest"] | LastOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,6 +573,8 @@ async def resolve_offsets(
     for where, begin in start.items():
         if isinstance(begin, AtTime):
             timestamps[where] = begin.timestamp_ms
+        elif isinstance(begin, LastOf):
+            timestamps[where] = max(time.time_ns() // 1_000_000 - begin.duration_ms, 0)
         elif begin == "earliest":
             timestamps[where] = admin.EARLIEST
         elif begin == "latest":

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from moldau.client.cluster import FAULTS, ClusterClient
 from moldau.client.connection import Connection
 from moldau.client.group_protocol import by_topic
-from moldau.kernel import ErrorCode, KafkaError, TopicPartition
+from moldau.kernel import ZERO_UUID, ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.message import Message
 
 NO_EPOCH = -1
@@ -23,8 +23,9 @@ _KEY_TYPE_GROUP = 0
 _FIND_BATCHED_FROM = 4
 _OFFSET_FETCH_BATCHED_FROM = 8
 _REQUIRE_STABLE_FROM = 7
-# From the next version on, topics have ids instead of names; both say the same to a consumer.
-_OFFSETS_BY_NAME_MAX = 9
+# From the next version on topics have ids instead of names, so that a topic that was made anew is not mistaken for
+# the one that was read; both need the ids of all topics.
+_OFFSETS_BY_NAME_MAX, _OFFSETS_BY_ID_MAX = 9, 10
 
 Lane = Literal["join", "other"]
 MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
@@ -132,11 +133,15 @@ class GroupCoordinator:
         """One attempt to commit; KafkaError with the first refusal."""
         from moldau.protocol.messages.offset_commit import OffsetCommitRequest
 
+        wanted = by_topic(offsets)
+        ids = self._ids(wanted)
         connection = await self.connection()
-        version = connection.version_for(OffsetCommitRequest.API_KEY, version_max=_OFFSETS_BY_NAME_MAX)
+        version = connection.version_for(OffsetCommitRequest.API_KEY, version_max=_version_max(ids))
+        by_id = version > _OFFSETS_BY_NAME_MAX
         topics = [
             OffsetCommitRequest.OffsetCommitRequestTopic(
-                name=topic,
+                name="" if by_id else topic,
+                topic_id=ids[topic] if by_id else ZERO_UUID,
                 partitions=[
                     OffsetCommitRequest.OffsetCommitRequestPartition(
                         number,
@@ -147,7 +152,7 @@ class GroupCoordinator:
                     for number in numbers
                 ],
             )
-            for topic, numbers in by_topic(offsets).items()
+            for topic, numbers in wanted.items()
         ]
         request = OffsetCommitRequest(
             self.group_id,
@@ -157,9 +162,23 @@ class GroupCoordinator:
             topics=topics,
         )
         response = await self.request(request, version_max=version)
+        names = {topic_id: name for name, topic_id in ids.items()}
         for topic in response.topics:
+            name = names[topic.topic_id] if by_id else topic.name
             for partition in topic.partitions:
-                self.check(partition.error_code, f"committing {topic.name}-{partition.partition_index}")
+                await self._check_id(partition.error_code, name)
+                self.check(partition.error_code, f"committing {name}-{partition.partition_index}")
+
+    def _ids(self, topics: Iterable[str]) -> dict[str, bytes]:
+        """The ids of these topics if all are known, else none."""
+        known = self._client.topics
+        ids = {topic: known[topic].topic_id for topic in topics if topic in known and not known[topic].error}
+        return ids if ZERO_UUID not in ids.values() and all(topic in ids for topic in topics) else {}
+
+    async def _check_id(self, code: int, topic: str) -> None:
+        """A topic that was deleted, or made anew: the next attempt shall know."""
+        if code == ErrorCode.UNKNOWN_TOPIC_ID:
+            await self._client.metadata([topic])
 
     async def committed(
         self, partitions: Iterable[TopicPartition], who: GroupMetadata | None = None
@@ -168,14 +187,18 @@ class GroupCoordinator:
         from moldau.protocol.messages.offset_fetch import OffsetFetchRequest
 
         topics = by_topic(partitions)
+        ids = self._ids(topics)
         connection = await self.connection()
-        version = connection.version_for(OffsetFetchRequest.API_KEY, version_max=_OFFSETS_BY_NAME_MAX)
+        version = connection.version_for(OffsetFetchRequest.API_KEY, version_max=_version_max(ids))
+        by_id = version > _OFFSETS_BY_NAME_MAX
         request = OffsetFetchRequest(require_stable=version >= _REQUIRE_STABLE_FROM)
         if version >= _OFFSET_FETCH_BATCHED_FROM:
             group = OffsetFetchRequest.OffsetFetchRequestGroup(
                 self.group_id,
                 topics=[
-                    OffsetFetchRequest.OffsetFetchRequestTopics(name=topic, partition_indexes=numbers)
+                    OffsetFetchRequest.OffsetFetchRequestTopics(
+                        "" if by_id else topic, ids[topic] if by_id else ZERO_UUID, numbers
+                    )
                     for topic, numbers in topics.items()
                 ],
             )
@@ -191,12 +214,19 @@ class GroupCoordinator:
         answer = response.groups[0] if version >= _OFFSET_FETCH_BATCHED_FROM else response
         self.check(answer.error_code, "reading committed offsets")
         found: dict[TopicPartition, OffsetAndMetadata] = {}
+        names = {topic_id: name for name, topic_id in ids.items()}
         for topic in answer.topics:
+            name = names[topic.topic_id] if by_id else topic.name
             for one in topic.partitions:
-                where = TopicPartition(topic.name, one.partition_index)
+                where = TopicPartition(name, one.partition_index)
+                await self._check_id(one.error_code, name)
                 self.check(one.error_code, f"reading the committed offset of {where}")
                 if one.committed_offset >= 0:
                     found[where] = OffsetAndMetadata(
                         one.committed_offset, one.metadata or "", one.committed_leader_epoch
                     )
         return found
+
+
+def _version_max(ids: Mapping[str, bytes]) -> int:
+    return _OFFSETS_BY_ID_MAX if ids else _OFFSETS_BY_NAME_MAX

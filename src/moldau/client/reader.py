@@ -16,8 +16,9 @@ from typing import Self
 from moldau.client import admin
 from moldau.client.admin import IsolationLevel
 from moldau.client.cluster import ClusterClient
-from moldau.client.fetcher import Fetcher, FetchLimits, OutOfRange, Start, resolve_offsets
+from moldau.client.fetcher import Fetcher, FetchLimits, OutOfRange, resolve_offsets
 from moldau.client.records import ConsumedRecord
+from moldau.client.starts import Start
 from moldau.kernel import KafkaError, TopicPartition
 
 _DEFAULT_LIMITS = FetchLimits()

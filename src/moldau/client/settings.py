@@ -14,9 +14,11 @@ from typing import Any, Literal, cast
 from moldau.client.admin import IsolationLevel
 from moldau.client.assignors import ASSIGNORS, Assignor
 from moldau.client.deserializers import Deserializer, deserializer_of
+from moldau.client.durations import parse_duration_ms
 from moldau.client.errors import SettingsError
 from moldau.client.partitioner import Partitioner, RoundRobin
 from moldau.client.serializers import Serializer, serializer_of
+from moldau.client.starts import LastOf
 from moldau.protocol.compression import COMPRESSION_BY_NAME, Compression
 
 INT32_MAX = 2**31 - 1
@@ -85,7 +87,7 @@ class ConsumerSettings:
     max_poll_records: int = 500
     enable_auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
-    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    auto_offset_reset: Literal["earliest", "latest", "none"] | LastOf = "latest"
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     fetch_min_bytes: int = 1
     fetch_max_bytes: int = 50 << 20
@@ -301,6 +303,18 @@ def _one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
+def _offset_reset(value: object) -> str | LastOf:
+    kind, _, duration = value.strip().partition(":") if isinstance(value, str) else ("", "", "")
+    if kind.lower() == "by_duration":
+        duration_ms = parse_duration_ms(duration)
+        if duration_ms is None:
+            raise SettingsError(f"{value!r} has no duration: write by_duration:PT1H30M or by_duration:P2D")
+        return LastOf(duration_ms)
+    if kind.lower() in ("earliest", "latest", "none") and not duration:
+        return kind.lower()
+    raise SettingsError(f"{value!r} is not one of earliest, latest, none, by_duration:PT1H")
+
+
 def _group_id(value: object) -> str | None:
     if value is None:
         return None
@@ -353,7 +367,7 @@ CONSUMER_PARSERS: dict[str, Callable[[object], object]] = {
     "max.poll.records": _whole(1),
     "enable.auto.commit": _boolean,
     "auto.commit.interval.ms": _whole(0),
-    "auto.offset.reset": _one_of("earliest", "latest", "none"),
+    "auto.offset.reset": _offset_reset,
     "isolation.level": _isolation_level,
     "fetch.min.bytes": _whole(0),
     "fetch.max.bytes": _whole(0),

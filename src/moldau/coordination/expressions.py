@@ -12,7 +12,9 @@ from typing import Any
 
 from moldau.kernel import ErrorCode, KafkaError
 
-EXPRESSIONS_CACHED_MAX = 512
+EXPRESSIONS_CACHED_MAX = 128
+# What one expression may grow to while it matches; RE2 begins anew when it is full.
+EXPRESSION_BYTES_MAX = 1 << 20
 
 
 @lru_cache(maxsize=EXPRESSIONS_CACHED_MAX)
@@ -21,6 +23,7 @@ def _compile(expression: str) -> Any:
 
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = EXPRESSION_BYTES_MAX
     return re2.compile(expression, options=options)
 
 

@@ -24,6 +24,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.markers import Marker
 
+# A turn ends before its batch outgrows what a topic takes by default. An event's records are never parted.
+TURN_BYTES_MAX = 512 << 10
+
 
 class Logged(NamedTuple):
     """A record of an internal topic; no value deletes what the key names."""
@@ -96,10 +99,14 @@ class _Turn:
 
     __slots__ = ("answers", "records", "size")
 
-    def __init__(self) -> None:
-        self.records: list[Entry] = []
-        self.answers: list[Answer] = []
-        self.size = 0
+    def __init__(self, records: list[Entry], answers: list[Answer], size: int) -> None:
+        self.records = records
+        self.answers = answers
+        self.size = size
+
+    @classmethod
+    def begin(cls) -> _Turn:
+        return cls([], [], 0)
 
 
 class Machine(Protocol):
@@ -154,7 +161,9 @@ class Shard(Generic[AnyMachine]):
         self.machine = machine
         self.state = ShardState.LOADING
         self._say = say
-        self._turn = _Turn()
+        self._turn = _Turn.begin()
+        # Turns before it that are full already.
+        self._full: deque[_Turn] = deque()
         self._in_append: _Turn | None = None
         # (end offset, answers) of batches that wait for the high watermark.
         self._uncommitted: deque[tuple[int, list[Answer]]] = deque()
@@ -169,7 +178,7 @@ class Shard(Generic[AnyMachine]):
         self.end_offset = end_offset
         step = self._step(now)
         self.machine.on_loaded(step)
-        self._take_in(step, 0)
+        self._take_in(step, 0, 0)
 
     def require_active(self) -> None:
         if self.state is ShardState.LOADING:
@@ -181,41 +190,53 @@ class Shard(Generic[AnyMachine]):
 
     def submit(self, event: Any, now: Moment) -> None:
         self.require_active()
-        count, step = len(self._turn.records), self._step(now)
+        turn = self._turn
+        records, answers, step = len(turn.records), len(turn.answers), self._step(now)
         self.machine.handle(event, step)
-        self._take_in(step, count)
+        self._take_in(step, records, answers)
 
     def tick(self, now: Moment) -> None:
         """Let time pass; a shard that is not active has no timers."""
         if self.state is ShardState.ACTIVE:
-            count, step = len(self._turn.records), self._step(now)
+            turn = self._turn
+            records, answers, step = len(turn.records), len(turn.answers), self._step(now)
             self.machine.on_time(step)
-            self._take_in(step, count)
+            self._take_in(step, records, answers)
 
     def _step(self, now: Moment) -> Step:
         return Step(now.monotonic_ms, now.wall_ms, self._turn.records, self._turn.answers)
 
-    def _take_in(self, step: Step, count: int) -> None:
-        """A step was made; `count` records were there before it."""
+    def _take_in(self, step: Step, records: int, answers: int) -> None:
+        """A step was made; so many records and answers were there before it."""
         turn = self._turn
-        for entry in turn.records[count:]:
+        size = 0
+        for entry in turn.records[records:]:
             if isinstance(entry, Logged):
-                turn.size += len(entry.key) + len(entry.value or b"")
+                size += len(entry.key) + len(entry.value or b"")
+        if records and turn.size + size > TURN_BYTES_MAX:
+            self._full.append(_Turn(turn.records[:records], turn.answers[:answers], turn.size))
+            self._turn = _Turn(turn.records[records:], turn.answers[answers:], size)
+        else:
+            turn.size += size
         for line in step.lines:
             self._say(line)
 
     @property
     def has_turn(self) -> bool:
-        return bool(self._turn.records or self._turn.answers)
+        return bool(self._full or self._turn.records or self._turn.answers)
 
     @property
-    def turn_bytes(self) -> int:
-        return self._turn.size
+    def is_full(self) -> bool:
+        """No more events before what is here was taken."""
+        return bool(self._full) or self._turn.size > TURN_BYTES_MAX
 
     def take(self) -> list[Entry]:
-        """What this turn logs, to be appended in as few batches as can be; then `appended` or `fail`."""
+        """What the oldest turn logs, to be appended in as few batches as can be; then `appended` or `fail`."""
         assert self._in_append is None, "one append at a time"
-        self._in_append, self._turn = self._turn, _Turn()
+        if self._full:
+            self._in_append = self._full.popleft()
+        else:
+            self._in_append, self._turn = self._turn, _Turn.begin()
         return self._in_append.records
 
     def appended(self, end_offset: int) -> None:
@@ -238,14 +259,20 @@ class Shard(Generic[AnyMachine]):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def fail(self, error: KafkaError) -> list[Answer]:
-        """The append failed or leadership is lost: all who wait are told, and the log alone says what is true."""
-        waiting = [answer.token for _, answers in self._uncommitted for answer in answers]
-        for turn in (self._in_append, self._turn):
-            waiting += [answer.token for answer in turn.answers] if turn is not None else []
-        waiting += self.machine.waiting()
+    def fail(self, error: KafkaError, others: KafkaError | None = None) -> list[Answer]:
+        """The append failed or leadership is lost: all who wait are told, and the log alone says what is true.
+
+        `error` is for whom the append was, and for all unless there is another for the `others`.
+        """
+        others = others or error
+        told = [Answer(answer.token, others) for _, answers in self._uncommitted for answer in answers]
+        if self._in_append is not None:
+            told += [Answer(answer.token, error) for answer in self._in_append.answers]
+        told += [Answer(answer.token, others) for turn in (*self._full, self._turn) for answer in turn.answers]
+        told += [Answer(token, others) for token in self.machine.waiting()]
         self.state = ShardState.CLOSED
-        self._turn = _Turn()
+        self._turn = _Turn.begin()
+        self._full.clear()
         self._uncommitted.clear()
         self._in_append = None
-        return [Answer(token, error) for token in waiting]
+        return told

@@ -18,6 +18,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # Tagged fields that we do not know are kept and written back, at most this many per struct; the rest is skipped.
 UNKNOWN_TAGS_MAX = 64
 VARINT_BYTES_MAX = 5
+TEXT_BYTES_MAX = 0x7FFF
 VARLONG_BYTES_MAX = 10
 
 ZERO_UUID = bytes(16)
@@ -77,6 +78,14 @@ def uvarint_rest(buf: Buffer, pos: int, first: int) -> tuple[int, int]:
     if value > 0xFFFFFFFF:
         raise ProtocolError(f"varint {value} does not fit 32 bits")
     return value, pos
+
+
+def text_rest(buf: Buffer, pos: int, first: int) -> tuple[int, int]:
+    """The same for the length of a text, plus one: Kafka lets none be longer than the old int16 lengths could say."""
+    length, pos = uvarint_rest(buf, pos, first)
+    if length > TEXT_BYTES_MAX + 1:
+        raise ProtocolError(f"a text of {length - 1} bytes, {TEXT_BYTES_MAX} are allowed")
+    return length, pos
 
 
 def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
@@ -184,7 +193,7 @@ def read_compact_strings(buf: Buffer, pos: int, end: int, count: int) -> tuple[l
         length = buf[pos]
         pos += 1
         if length > 0x7F:
-            length, pos = uvarint_rest(buf, pos, length)
+            length, pos = text_rest(buf, pos, length)
         stop = pos + length - 1
         if stop > end or not length:
             raise length_error("string in array", length - 1, end - pos)

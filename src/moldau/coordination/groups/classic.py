@@ -243,7 +243,7 @@ class ClassicGroup:
         self._count(protocols, 1)
 
     def _count(self, protocols: Protocols, change: int) -> None:
-        for name, _ in protocols:
+        for name in {name for name, _ in protocols}:  # a member that names one twice is one supporter
             self._supporters[name] = self._supporters.get(name, 0) + change
 
     def elect_joined_leader(self) -> bool:

@@ -22,6 +22,7 @@ from moldau.coordination.groups.classic import (
     assignments_by_member,
 )
 from moldau.coordination.groups.events import Asked, GroupSettings
+from moldau.coordination.groups.history import shortened
 from moldau.coordination.shard import Step
 from moldau.kernel import Dice, ErrorCode, KafkaError
 from moldau.protocol.consumer_protocol import read_assignment, read_subscription
@@ -204,7 +205,7 @@ class ClassicProtocol:
         group.had_no_members = group.is_empty
         group.history.begin(step.wall_ms, why)
         group.enter(ClassicState.PREPARING, step.wall_ms)
-        step.say(f"group_rebalance_begun group={group.id} generation={group.generation} reason={why!r}")
+        step.say(f"group_rebalance_begun group={group.id} generation={group.generation} reason={shortened(why)!r}")
         if group.had_no_members:
             delay_ms = self._settings.integer(INITIAL_DELAY_KEY)
             group.has_new_member = False

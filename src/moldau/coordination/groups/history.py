@@ -7,6 +7,8 @@ from collections import deque
 from typing import NamedTuple
 
 REBALANCES_KEPT = 10
+# Reasons name members and carry what clients say; both are as long as clients please.
+REASON_CHARACTERS_MAX = 300
 # A tagged field that no version of Kafka has, of a described group: for our own clients, others skip it.
 HISTORY_TAG = 10_001
 
@@ -38,7 +40,7 @@ class History:
     def begin(self, wall_ms: int, reason: str) -> None:
         """A rebalance that begins before the last one ended is part of it: the first reason counts."""
         if self._began is None:
-            self._began = (wall_ms, reason)
+            self._began = (wall_ms, shortened(reason))
 
     def end(self, wall_ms: int, generation: int, members: int) -> None:
         if self._began is None:
@@ -49,3 +51,7 @@ class History:
         self.completed += 1
         self.total_ms += duration_ms
         self._began = None
+
+
+def shortened(reason: str) -> str:
+    return reason if len(reason) <= REASON_CHARACTERS_MAX else reason[:REASON_CHARACTERS_MAX] + "..."

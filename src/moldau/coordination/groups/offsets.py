@@ -15,6 +15,7 @@ from moldau.coordination.groups.records import (
     offset_key,
     pack_offset,
     read_offset_key,
+    require_offset,
 )
 from moldau.coordination.shard import InTransaction, Logged, Step
 from moldau.kernel import ZERO_UUID, ErrorCode
@@ -40,6 +41,7 @@ class Offsets:
         if value is None:
             self._remove(group, topic, partition)
         else:
+            require_offset(value)
             self._put(group, topic, partition, value)
         return group
 
@@ -137,9 +139,9 @@ class Offsets:
             self.delete(*key, step)
 
     def delete_topics(self, topics: frozenset[str], step: Step) -> None:
-        for group in list(self._groups):
-            for topic, partition, _ in list(self.of_group(group)):
-                if topic in topics:
+        for group, known in list(self._groups.items()):
+            for topic in [topic for topic in known if topic in topics]:
+                for partition in list(known[topic]):
                     self.delete(group, topic, partition, step)
         for key in self.pending.of_topics(topics):
             self.delete(*key, step)
@@ -207,7 +209,9 @@ class Offsets:
             if (group, topic, partition) in self.pending:
                 continue
             stored = decode_offset(value)
-            if stored.expire_timestamp >= 0:
+            if stored is None:
+                is_over = True  # nobody can read it
+            elif stored.expire_timestamp >= 0:
                 is_over = step.wall_ms >= stored.expire_timestamp
             else:
                 begun_ms = stored.commit_timestamp if since_ms is None else since_ms
@@ -225,4 +229,6 @@ def _not_fetched(index: int, code: int = ErrorCode.NONE) -> OffsetFetchResponse.
 
 def _fetched(index: int, value: bytes) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
     stored = decode_offset(value)
+    if stored is None:
+        return _not_fetched(index)
     return OffsetFetchResponse.OffsetFetchResponsePartitions(index, stored.offset, stored.leader_epoch, stored.metadata)

@@ -77,8 +77,18 @@ def encode_expiring_offset(offset: int, metadata: str, commit_ms: int, expires_m
     return encode_value(value, OFFSET_VALUE_WITH_EXPIRY_VERSION)
 
 
-def decode_offset(value: bytes) -> OffsetCommitValue:
-    return OffsetCommitValue.decode(value[VERSION_BYTES:], version_of(value))
+def require_offset(value: bytes) -> None:
+    """ProtocolError for a value that is too short to have an offset. All of it is read when somebody wants it."""
+    if len(value) < _OFFSET.size:
+        raise ProtocolError(f"an offset's value has {len(value)} bytes")
+
+
+def decode_offset(value: bytes) -> OffsetCommitValue | None:
+    """None for what does not read: anybody who may write to the topic may have written it."""
+    try:
+        return OffsetCommitValue.decode(value[VERSION_BYTES:], version_of(value))
+    except ProtocolError:
+        return None
 
 
 def committed_offset(value: bytes) -> int:

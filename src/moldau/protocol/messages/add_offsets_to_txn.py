@@ -14,6 +14,7 @@ from moldau.protocol.wire import (
     absent_error,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -120,7 +121,7 @@ def _read_AddOffsetsToTxnRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Add
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("AddOffsetsToTxnRequest.transactional_id", n - 1, end - pos)
@@ -129,7 +130,7 @@ def _read_AddOffsetsToTxnRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Add
     o.producer_id, o.producer_epoch, n = _unpack_qhB(buf, pos)
     pos += 11
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("AddOffsetsToTxnRequest.group_id", n - 1, end - pos)

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -285,7 +286,7 @@ def _read_AddPartitionsToTxnRequest_AddPartitionsToTxnTopic_3(buf: Buffer, pos: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AddPartitionsToTxnRequest.AddPartitionsToTxnTopic.name", n - 1, end - pos)
@@ -341,7 +342,7 @@ def _read_AddPartitionsToTxnRequest_3(buf: Buffer, pos: int, end: int) -> tuple[
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("AddPartitionsToTxnRequest.v3_and_below_transactional_id", n - 1, end - pos)
@@ -403,7 +404,7 @@ def _read_AddPartitionsToTxnRequest_AddPartitionsToTxnTransaction_4(buf: Buffer,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.transactional_id", n - 1, end - pos)
@@ -648,7 +649,7 @@ def _read_AddPartitionsToTxnResponse_AddPartitionsToTxnTopicResult_3(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult.name", n - 1, end - pos)
@@ -753,7 +754,7 @@ def _read_AddPartitionsToTxnResponse_AddPartitionsToTxnResult_4(buf: Buffer, pos
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AddPartitionsToTxnResponse.AddPartitionsToTxnResult.transactional_id", n - 1, end - pos)

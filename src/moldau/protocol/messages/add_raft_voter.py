@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -130,7 +131,7 @@ def _read_AddRaftVoterRequest_Listener_0(buf: Buffer, pos: int, end: int, count:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AddRaftVoterRequest.Listener.name", n - 1, end - pos)
@@ -139,7 +140,7 @@ def _read_AddRaftVoterRequest_Listener_0(buf: Buffer, pos: int, end: int, count:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AddRaftVoterRequest.Listener.host", n - 1, end - pos)
@@ -185,7 +186,7 @@ def _read_AddRaftVoterRequest_0(buf: Buffer, pos: int, end: int) -> tuple[AddRaf
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -252,7 +253,7 @@ def _read_AddRaftVoterRequest_1(buf: Buffer, pos: int, end: int) -> tuple[AddRaf
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -329,7 +330,7 @@ def _read_AddRaftVoterResponse_0(buf: Buffer, pos: int, end: int) -> tuple[AddRa
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

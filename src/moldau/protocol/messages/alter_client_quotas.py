@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -331,7 +332,7 @@ def _read_AlterClientQuotasRequest_EntityData_1(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterClientQuotasRequest.EntityData.entity_type", n - 1, end - pos)
@@ -340,7 +341,7 @@ def _read_AlterClientQuotasRequest_EntityData_1(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -394,7 +395,7 @@ def _read_AlterClientQuotasRequest_OpData_1(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterClientQuotasRequest.OpData.key", n - 1, end - pos)
@@ -666,7 +667,7 @@ def _read_AlterClientQuotasResponse_EntityData_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterClientQuotasResponse.EntityData.entity_type", n - 1, end - pos)
@@ -675,7 +676,7 @@ def _read_AlterClientQuotasResponse_EntityData_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -729,7 +730,7 @@ def _read_AlterClientQuotasResponse_EntryData_1(buf: Buffer, pos: int, end: int,
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -268,7 +269,7 @@ def _read_AlterConfigsRequest_AlterableConfig_2(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterConfigsRequest.AlterableConfig.name", n - 1, end - pos)
@@ -277,7 +278,7 @@ def _read_AlterConfigsRequest_AlterableConfig_2(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -331,7 +332,7 @@ def _read_AlterConfigsRequest_AlterConfigsResource_2(buf: Buffer, pos: int, end:
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterConfigsRequest.AlterConfigsResource.resource_name", n - 1, end - pos)
@@ -515,7 +516,7 @@ def _read_AlterConfigsResponse_AlterConfigsResourceResponse_2(buf: Buffer, pos: 
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -527,7 +528,7 @@ def _read_AlterConfigsResponse_AlterConfigsResourceResponse_2(buf: Buffer, pos: 
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterConfigsResponse.AlterConfigsResourceResponse.resource_name", n - 1, end - pos)

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -223,7 +224,7 @@ def _read_AlterPartitionReassignmentsRequest_ReassignableTopic_0(buf: Buffer, po
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterPartitionReassignmentsRequest.ReassignableTopic.name", n - 1, end - pos)
@@ -382,7 +383,7 @@ def _read_AlterPartitionReassignmentsResponse_ReassignablePartitionResponse_0(bu
         o.partition_index, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -430,7 +431,7 @@ def _read_AlterPartitionReassignmentsResponse_ReassignableTopicResponse_0(buf: B
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterPartitionReassignmentsResponse.ReassignableTopicResponse.name", n - 1, end - pos)
@@ -488,7 +489,7 @@ def _read_AlterPartitionReassignmentsResponse_0(buf: Buffer, pos: int, end: int)
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -553,7 +554,7 @@ def _read_AlterPartitionReassignmentsResponse_1(buf: Buffer, pos: int, end: int)
     o.throttle_time_ms, o.allow_replication_factor_change, o.error_code, n = _unpack_iohB(buf, pos)
     pos += 8
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

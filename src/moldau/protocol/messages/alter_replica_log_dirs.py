@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -260,7 +261,7 @@ def _read_AlterReplicaLogDirsRequest_AlterReplicaLogDirTopic_2(buf: Buffer, pos:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic.name", n - 1, end - pos)
@@ -318,7 +319,7 @@ def _read_AlterReplicaLogDirsRequest_AlterReplicaLogDir_2(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterReplicaLogDirsRequest.AlterReplicaLogDir.path", n - 1, end - pos)
@@ -537,7 +538,7 @@ def _read_AlterReplicaLogDirsResponse_AlterReplicaLogDirTopicResult_2(buf: Buffe
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult.topic_name", n - 1, end - pos)

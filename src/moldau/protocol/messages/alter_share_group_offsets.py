@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -197,7 +198,7 @@ def _read_AlterShareGroupOffsetsRequest_AlterShareGroupOffsetsRequestTopic_0(buf
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterShareGroupOffsetsRequest.AlterShareGroupOffsetsRequestTopic.topic_name", n - 1, end - pos)
@@ -255,7 +256,7 @@ def _read_AlterShareGroupOffsetsRequest_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("AlterShareGroupOffsetsRequest.group_id", n - 1, end - pos)
@@ -325,7 +326,7 @@ def _read_AlterShareGroupOffsetsResponse_AlterShareGroupOffsetsResponsePartition
         o.partition_index, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -373,7 +374,7 @@ def _read_AlterShareGroupOffsetsResponse_AlterShareGroupOffsetsResponseTopic_0(b
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterShareGroupOffsetsResponse.AlterShareGroupOffsetsResponseTopic.topic_name", n - 1, end - pos)
@@ -432,7 +433,7 @@ def _read_AlterShareGroupOffsetsResponse_0(buf: Buffer, pos: int, end: int) -> t
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -17,6 +17,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -155,7 +156,7 @@ def _read_AlterUserScramCredentialsRequest_ScramCredentialDeletion_0(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterUserScramCredentialsRequest.ScramCredentialDeletion.name", n - 1, end - pos)
@@ -196,7 +197,7 @@ def _read_AlterUserScramCredentialsRequest_ScramCredentialUpsertion_0(buf: Buffe
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterUserScramCredentialsRequest.ScramCredentialUpsertion.name", n - 1, end - pos)
@@ -340,7 +341,7 @@ def _read_AlterUserScramCredentialsResponse_AlterUserScramCredentialsResult_0(bu
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult.user", n - 1, end - pos)
@@ -349,7 +350,7 @@ def _read_AlterUserScramCredentialsResponse_AlterUserScramCredentialsResult_0(bu
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -23,6 +23,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -191,7 +192,7 @@ def _read_ApiVersionsRequest_3(buf: Buffer, pos: int, end: int) -> tuple[ApiVers
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ApiVersionsRequest.client_software_name", n - 1, end - pos)
@@ -200,7 +201,7 @@ def _read_ApiVersionsRequest_3(buf: Buffer, pos: int, end: int) -> tuple[ApiVers
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ApiVersionsRequest.client_software_version", n - 1, end - pos)
@@ -369,7 +370,7 @@ def _read_ApiVersionsResponse_SupportedFeatureKey_3(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ApiVersionsResponse.SupportedFeatureKey.name", n - 1, end - pos)
@@ -410,7 +411,7 @@ def _read_ApiVersionsResponse_FinalizedFeatureKey_3(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ApiVersionsResponse.FinalizedFeatureKey.name", n - 1, end - pos)

@@ -25,6 +25,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -366,7 +367,7 @@ def _read_BeginQuorumEpochRequest_TopicData_1(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BeginQuorumEpochRequest.TopicData.topic_name", n - 1, end - pos)
@@ -426,7 +427,7 @@ def _read_BeginQuorumEpochRequest_LeaderEndpoint_1(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BeginQuorumEpochRequest.LeaderEndpoint.name", n - 1, end - pos)
@@ -435,7 +436,7 @@ def _read_BeginQuorumEpochRequest_LeaderEndpoint_1(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BeginQuorumEpochRequest.LeaderEndpoint.host", n - 1, end - pos)
@@ -481,7 +482,7 @@ def _read_BeginQuorumEpochRequest_1(buf: Buffer, pos: int, end: int) -> tuple[Be
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -690,7 +691,7 @@ def _read_BeginQuorumEpochResponse_TopicData_1(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BeginQuorumEpochResponse.TopicData.topic_name", n - 1, end - pos)
@@ -750,7 +751,7 @@ def _read_BeginQuorumEpochResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: in
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BeginQuorumEpochResponse.NodeEndpoint.host", n - 1, end - pos)

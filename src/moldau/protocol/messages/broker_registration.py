@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     null_error,
     read_unknown_tags,
     read_uuids,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uuids,
@@ -174,7 +175,7 @@ def _read_BrokerRegistrationRequest_Listener_0(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BrokerRegistrationRequest.Listener.name", n - 1, end - pos)
@@ -183,7 +184,7 @@ def _read_BrokerRegistrationRequest_Listener_0(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BrokerRegistrationRequest.Listener.host", n - 1, end - pos)
@@ -231,7 +232,7 @@ def _read_BrokerRegistrationRequest_Feature_0(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("BrokerRegistrationRequest.Feature.name", n - 1, end - pos)
@@ -270,7 +271,7 @@ def _read_BrokerRegistrationRequest_0(buf: Buffer, pos: int, end: int) -> tuple[
     o.broker_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("BrokerRegistrationRequest.cluster_id", n - 1, end - pos)
@@ -305,7 +306,7 @@ def _read_BrokerRegistrationRequest_0(buf: Buffer, pos: int, end: int) -> tuple[
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -376,7 +377,7 @@ def _read_BrokerRegistrationRequest_1(buf: Buffer, pos: int, end: int) -> tuple[
     o.broker_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("BrokerRegistrationRequest.cluster_id", n - 1, end - pos)
@@ -411,7 +412,7 @@ def _read_BrokerRegistrationRequest_1(buf: Buffer, pos: int, end: int) -> tuple[
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -480,7 +481,7 @@ def _read_BrokerRegistrationRequest_2(buf: Buffer, pos: int, end: int) -> tuple[
     o.broker_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("BrokerRegistrationRequest.cluster_id", n - 1, end - pos)
@@ -515,7 +516,7 @@ def _read_BrokerRegistrationRequest_2(buf: Buffer, pos: int, end: int) -> tuple[
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -601,7 +602,7 @@ def _read_BrokerRegistrationRequest_3(buf: Buffer, pos: int, end: int) -> tuple[
     o.broker_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("BrokerRegistrationRequest.cluster_id", n - 1, end - pos)
@@ -636,7 +637,7 @@ def _read_BrokerRegistrationRequest_3(buf: Buffer, pos: int, end: int) -> tuple[
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

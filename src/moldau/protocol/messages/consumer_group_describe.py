@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int32s,
@@ -273,7 +274,7 @@ def _read_ConsumerGroupDescribeResponse_TopicPartitions_0(buf: Buffer, pos: int,
         o.topic_id, n = _unpack_uB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.TopicPartitions.topic_name", n - 1, end - pos)
@@ -376,7 +377,7 @@ def _read_ConsumerGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.Member.member_id", n - 1, end - pos)
@@ -385,7 +386,7 @@ def _read_ConsumerGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -397,7 +398,7 @@ def _read_ConsumerGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -409,7 +410,7 @@ def _read_ConsumerGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int
         o.member_epoch, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.Member.client_id", n - 1, end - pos)
@@ -418,7 +419,7 @@ def _read_ConsumerGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.Member.client_host", n - 1, end - pos)
@@ -438,7 +439,7 @@ def _read_ConsumerGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -543,7 +544,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_0(buf: Buffer, pos: int, 
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -555,7 +556,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_0(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.DescribedGroup.group_id", n - 1, end - pos)
@@ -564,7 +565,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_0(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.DescribedGroup.group_state", n - 1, end - pos)
@@ -573,7 +574,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_0(buf: Buffer, pos: int, 
         o.group_epoch, o.assignment_epoch, n = _unpack_iiB(buf, pos)
         pos += 9
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.DescribedGroup.assignor_name", n - 1, end - pos)
@@ -702,7 +703,7 @@ def _read_ConsumerGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.Member.member_id", n - 1, end - pos)
@@ -711,7 +712,7 @@ def _read_ConsumerGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -723,7 +724,7 @@ def _read_ConsumerGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -735,7 +736,7 @@ def _read_ConsumerGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int
         o.member_epoch, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.Member.client_id", n - 1, end - pos)
@@ -744,7 +745,7 @@ def _read_ConsumerGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.Member.client_host", n - 1, end - pos)
@@ -764,7 +765,7 @@ def _read_ConsumerGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -869,7 +870,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, 
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -881,7 +882,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.DescribedGroup.group_id", n - 1, end - pos)
@@ -890,7 +891,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.DescribedGroup.group_state", n - 1, end - pos)
@@ -899,7 +900,7 @@ def _read_ConsumerGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, 
         o.group_epoch, o.assignment_epoch, n = _unpack_iiB(buf, pos)
         pos += 9
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupDescribeResponse.DescribedGroup.assignor_name", n - 1, end - pos)

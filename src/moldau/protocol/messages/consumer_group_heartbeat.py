@@ -22,6 +22,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int32s,
@@ -225,7 +226,7 @@ def _read_ConsumerGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConsumerGroupHeartbeatRequest.group_id", n - 1, end - pos)
@@ -234,7 +235,7 @@ def _read_ConsumerGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConsumerGroupHeartbeatRequest.member_id", n - 1, end - pos)
@@ -243,7 +244,7 @@ def _read_ConsumerGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tu
     o.member_epoch, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -255,7 +256,7 @@ def _read_ConsumerGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -278,7 +279,7 @@ def _read_ConsumerGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -395,7 +396,7 @@ def _read_ConsumerGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConsumerGroupHeartbeatRequest.group_id", n - 1, end - pos)
@@ -404,7 +405,7 @@ def _read_ConsumerGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConsumerGroupHeartbeatRequest.member_id", n - 1, end - pos)
@@ -413,7 +414,7 @@ def _read_ConsumerGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tu
     o.member_epoch, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -425,7 +426,7 @@ def _read_ConsumerGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -448,7 +449,7 @@ def _read_ConsumerGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -460,7 +461,7 @@ def _read_ConsumerGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -686,7 +687,7 @@ def _read_ConsumerGroupHeartbeatResponse_0(buf: Buffer, pos: int, end: int) -> t
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -698,7 +699,7 @@ def _read_ConsumerGroupHeartbeatResponse_0(buf: Buffer, pos: int, end: int) -> t
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -150,7 +151,7 @@ def _read_ControllerRegistrationRequest_Listener_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ControllerRegistrationRequest.Listener.name", n - 1, end - pos)
@@ -159,7 +160,7 @@ def _read_ControllerRegistrationRequest_Listener_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ControllerRegistrationRequest.Listener.host", n - 1, end - pos)
@@ -207,7 +208,7 @@ def _read_ControllerRegistrationRequest_Feature_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ControllerRegistrationRequest.Feature.name", n - 1, end - pos)
@@ -317,7 +318,7 @@ def _read_ControllerRegistrationResponse_0(buf: Buffer, pos: int, end: int) -> t
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

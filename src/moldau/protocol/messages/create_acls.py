@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -218,7 +219,7 @@ def _read_CreateAclsRequest_AclCreation_2(buf: Buffer, pos: int, end: int, count
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateAclsRequest.AclCreation.resource_name", n - 1, end - pos)
@@ -227,7 +228,7 @@ def _read_CreateAclsRequest_AclCreation_2(buf: Buffer, pos: int, end: int, count
         o.resource_pattern_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateAclsRequest.AclCreation.principal", n - 1, end - pos)
@@ -236,7 +237,7 @@ def _read_CreateAclsRequest_AclCreation_2(buf: Buffer, pos: int, end: int, count
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateAclsRequest.AclCreation.host", n - 1, end - pos)
@@ -405,7 +406,7 @@ def _read_CreateAclsResponse_AclCreationResult_2(buf: Buffer, pos: int, end: int
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

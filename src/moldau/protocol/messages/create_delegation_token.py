@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -218,7 +219,7 @@ def _read_CreateDelegationTokenRequest_CreatableRenewers_2(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateDelegationTokenRequest.CreatableRenewers.principal_type", n - 1, end - pos)
@@ -227,7 +228,7 @@ def _read_CreateDelegationTokenRequest_CreatableRenewers_2(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateDelegationTokenRequest.CreatableRenewers.principal_name", n - 1, end - pos)
@@ -319,7 +320,7 @@ def _read_CreateDelegationTokenRequest_3(buf: Buffer, pos: int, end: int) -> tup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -331,7 +332,7 @@ def _read_CreateDelegationTokenRequest_3(buf: Buffer, pos: int, end: int) -> tup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -480,7 +481,7 @@ def _read_CreateDelegationTokenResponse_2(buf: Buffer, pos: int, end: int) -> tu
     o.error_code, n = _unpack_hB(buf, pos)
     pos += 3
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.principal_type", n - 1, end - pos)
@@ -489,7 +490,7 @@ def _read_CreateDelegationTokenResponse_2(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.principal_name", n - 1, end - pos)
@@ -498,7 +499,7 @@ def _read_CreateDelegationTokenResponse_2(buf: Buffer, pos: int, end: int) -> tu
     o.issue_timestamp_ms, o.expiry_timestamp_ms, o.max_timestamp_ms, n = _unpack_qqqB(buf, pos)
     pos += 25
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.token_id", n - 1, end - pos)
@@ -573,7 +574,7 @@ def _read_CreateDelegationTokenResponse_3(buf: Buffer, pos: int, end: int) -> tu
     o.error_code, n = _unpack_hB(buf, pos)
     pos += 3
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.principal_type", n - 1, end - pos)
@@ -582,7 +583,7 @@ def _read_CreateDelegationTokenResponse_3(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.principal_name", n - 1, end - pos)
@@ -591,7 +592,7 @@ def _read_CreateDelegationTokenResponse_3(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.token_requester_principal_type", n - 1, end - pos)
@@ -600,7 +601,7 @@ def _read_CreateDelegationTokenResponse_3(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.token_requester_principal_name", n - 1, end - pos)
@@ -609,7 +610,7 @@ def _read_CreateDelegationTokenResponse_3(buf: Buffer, pos: int, end: int) -> tu
     o.issue_timestamp_ms, o.expiry_timestamp_ms, o.max_timestamp_ms, n = _unpack_qqqB(buf, pos)
     pos += 25
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("CreateDelegationTokenResponse.token_id", n - 1, end - pos)

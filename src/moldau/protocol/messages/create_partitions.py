@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -295,7 +296,7 @@ def _read_CreatePartitionsRequest_CreatePartitionsTopic_2(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreatePartitionsRequest.CreatePartitionsTopic.name", n - 1, end - pos)
@@ -484,7 +485,7 @@ def _read_CreatePartitionsResponse_CreatePartitionsTopicResult_2(buf: Buffer, po
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreatePartitionsResponse.CreatePartitionsTopicResult.name", n - 1, end - pos)
@@ -493,7 +494,7 @@ def _read_CreatePartitionsResponse_CreatePartitionsTopicResult_2(buf: Buffer, po
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -26,6 +26,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -429,7 +430,7 @@ def _read_CreateTopicsRequest_CreatableTopicConfig_5(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateTopicsRequest.CreatableTopicConfig.name", n - 1, end - pos)
@@ -438,7 +439,7 @@ def _read_CreateTopicsRequest_CreatableTopicConfig_5(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -492,7 +493,7 @@ def _read_CreateTopicsRequest_CreatableTopic_5(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateTopicsRequest.CreatableTopic.name", n - 1, end - pos)
@@ -708,7 +709,7 @@ def _read_CreateTopicsResponse_CreatableTopicConfigs_5(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateTopicsResponse.CreatableTopicConfigs.name", n - 1, end - pos)
@@ -717,7 +718,7 @@ def _read_CreateTopicsResponse_CreatableTopicConfigs_5(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -772,7 +773,7 @@ def _read_CreateTopicsResponse_CreatableTopicResult_5(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateTopicsResponse.CreatableTopicResult.name", n - 1, end - pos)
@@ -781,7 +782,7 @@ def _read_CreateTopicsResponse_CreatableTopicResult_5(buf: Buffer, pos: int, end
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -921,7 +922,7 @@ def _read_CreateTopicsResponse_CreatableTopicResult_7(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("CreateTopicsResponse.CreatableTopicResult.name", n - 1, end - pos)
@@ -930,7 +931,7 @@ def _read_CreateTopicsResponse_CreatableTopicResult_7(buf: Buffer, pos: int, end
         o.topic_id, o.error_code, n = _unpack_uhB(buf, pos)
         pos += 19
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

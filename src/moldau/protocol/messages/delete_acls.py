@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -282,7 +283,7 @@ def _read_DeleteAclsRequest_DeleteAclsFilter_2(buf: Buffer, pos: int, end: int, 
         o.resource_type_filter, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -294,7 +295,7 @@ def _read_DeleteAclsRequest_DeleteAclsFilter_2(buf: Buffer, pos: int, end: int, 
         o.pattern_type_filter, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -306,7 +307,7 @@ def _read_DeleteAclsRequest_DeleteAclsFilter_2(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -570,7 +571,7 @@ def _read_DeleteAclsResponse_DeleteAclsMatchingAcl_2(buf: Buffer, pos: int, end:
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -582,7 +583,7 @@ def _read_DeleteAclsResponse_DeleteAclsMatchingAcl_2(buf: Buffer, pos: int, end:
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteAclsResponse.DeleteAclsMatchingAcl.resource_name", n - 1, end - pos)
@@ -591,7 +592,7 @@ def _read_DeleteAclsResponse_DeleteAclsMatchingAcl_2(buf: Buffer, pos: int, end:
         o.pattern_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteAclsResponse.DeleteAclsMatchingAcl.principal", n - 1, end - pos)
@@ -600,7 +601,7 @@ def _read_DeleteAclsResponse_DeleteAclsMatchingAcl_2(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteAclsResponse.DeleteAclsMatchingAcl.host", n - 1, end - pos)
@@ -669,7 +670,7 @@ def _read_DeleteAclsResponse_DeleteAclsFilterResult_2(buf: Buffer, pos: int, end
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_strings,
@@ -236,7 +237,7 @@ def _read_DeleteGroupsResponse_DeletableGroupResult_2(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteGroupsResponse.DeletableGroupResult.group_id", n - 1, end - pos)

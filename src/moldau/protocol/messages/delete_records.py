@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -279,7 +280,7 @@ def _read_DeleteRecordsRequest_DeleteRecordsTopic_2(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteRecordsRequest.DeleteRecordsTopic.name", n - 1, end - pos)
@@ -501,7 +502,7 @@ def _read_DeleteRecordsResponse_DeleteRecordsTopicResult_2(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteRecordsResponse.DeleteRecordsTopicResult.name", n - 1, end - pos)

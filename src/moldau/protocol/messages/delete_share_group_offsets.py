@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -131,7 +132,7 @@ def _read_DeleteShareGroupOffsetsRequest_DeleteShareGroupOffsetsRequestTopic_0(b
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteShareGroupOffsetsRequest.DeleteShareGroupOffsetsRequestTopic.topic_name", n - 1, end - pos)
@@ -169,7 +170,7 @@ def _read_DeleteShareGroupOffsetsRequest_0(buf: Buffer, pos: int, end: int) -> t
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("DeleteShareGroupOffsetsRequest.group_id", n - 1, end - pos)
@@ -238,7 +239,7 @@ def _read_DeleteShareGroupOffsetsResponse_DeleteShareGroupOffsetsResponseTopic_0
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteShareGroupOffsetsResponse.DeleteShareGroupOffsetsResponseTopic.topic_name", n - 1, end - pos)
@@ -247,7 +248,7 @@ def _read_DeleteShareGroupOffsetsResponse_DeleteShareGroupOffsetsResponseTopic_0
         o.topic_id, o.error_code, n = _unpack_uhB(buf, pos)
         pos += 19
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -300,7 +301,7 @@ def _read_DeleteShareGroupOffsetsResponse_0(buf: Buffer, pos: int, end: int) -> 
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -22,6 +22,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_strings,
@@ -217,7 +218,7 @@ def _read_DeleteTopicsRequest_DeleteTopicState_6(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -382,7 +383,7 @@ def _read_DeleteTopicsResponse_DeletableTopicResult_4(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteTopicsResponse.DeletableTopicResult.name", n - 1, end - pos)
@@ -466,7 +467,7 @@ def _read_DeleteTopicsResponse_DeletableTopicResult_5(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DeleteTopicsResponse.DeletableTopicResult.name", n - 1, end - pos)
@@ -475,7 +476,7 @@ def _read_DeleteTopicsResponse_DeletableTopicResult_5(buf: Buffer, pos: int, end
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -572,7 +573,7 @@ def _read_DeleteTopicsResponse_DeletableTopicResult_6(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -584,7 +585,7 @@ def _read_DeleteTopicsResponse_DeletableTopicResult_6(buf: Buffer, pos: int, end
         o.topic_id, o.error_code, n = _unpack_uhB(buf, pos)
         pos += 19
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

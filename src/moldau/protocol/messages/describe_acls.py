@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -231,7 +232,7 @@ def _read_DescribeAclsRequest_2(buf: Buffer, pos: int, end: int) -> tuple[Descri
     o.resource_type_filter, n = _unpack_bB(buf, pos)
     pos += 2
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -243,7 +244,7 @@ def _read_DescribeAclsRequest_2(buf: Buffer, pos: int, end: int) -> tuple[Descri
     o.pattern_type_filter, n = _unpack_bB(buf, pos)
     pos += 2
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -255,7 +256,7 @@ def _read_DescribeAclsRequest_2(buf: Buffer, pos: int, end: int) -> tuple[Descri
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -459,7 +460,7 @@ def _read_DescribeAclsResponse_AclDescription_2(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeAclsResponse.AclDescription.principal", n - 1, end - pos)
@@ -468,7 +469,7 @@ def _read_DescribeAclsResponse_AclDescription_2(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeAclsResponse.AclDescription.host", n - 1, end - pos)
@@ -516,7 +517,7 @@ def _read_DescribeAclsResponse_DescribeAclsResource_2(buf: Buffer, pos: int, end
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeAclsResponse.DescribeAclsResource.resource_name", n - 1, end - pos)
@@ -576,7 +577,7 @@ def _read_DescribeAclsResponse_2(buf: Buffer, pos: int, end: int) -> tuple[Descr
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -248,7 +249,7 @@ def _read_DescribeClientQuotasRequest_ComponentData_1(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeClientQuotasRequest.ComponentData.entity_type", n - 1, end - pos)
@@ -257,7 +258,7 @@ def _read_DescribeClientQuotasRequest_ComponentData_1(buf: Buffer, pos: int, end
         o.match_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -526,7 +527,7 @@ def _read_DescribeClientQuotasResponse_EntityData_1(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeClientQuotasResponse.EntityData.entity_type", n - 1, end - pos)
@@ -535,7 +536,7 @@ def _read_DescribeClientQuotasResponse_EntityData_1(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -589,7 +590,7 @@ def _read_DescribeClientQuotasResponse_ValueData_1(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeClientQuotasResponse.ValueData.key", n - 1, end - pos)
@@ -692,7 +693,7 @@ def _read_DescribeClientQuotasResponse_1(buf: Buffer, pos: int, end: int) -> tup
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -232,7 +233,7 @@ def _read_DescribeClusterResponse_DescribeClusterBroker_0(buf: Buffer, pos: int,
         o.broker_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeClusterResponse.DescribeClusterBroker.host", n - 1, end - pos)
@@ -241,7 +242,7 @@ def _read_DescribeClusterResponse_DescribeClusterBroker_0(buf: Buffer, pos: int,
         o.port, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -298,7 +299,7 @@ def _read_DescribeClusterResponse_0(buf: Buffer, pos: int, end: int) -> tuple[De
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -310,7 +311,7 @@ def _read_DescribeClusterResponse_0(buf: Buffer, pos: int, end: int) -> tuple[De
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("DescribeClusterResponse.cluster_id", n - 1, end - pos)
@@ -383,7 +384,7 @@ def _read_DescribeClusterResponse_1(buf: Buffer, pos: int, end: int) -> tuple[De
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -395,7 +396,7 @@ def _read_DescribeClusterResponse_1(buf: Buffer, pos: int, end: int) -> tuple[De
     o.endpoint_type, n = _unpack_bB(buf, pos)
     pos += 2
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("DescribeClusterResponse.cluster_id", n - 1, end - pos)
@@ -468,7 +469,7 @@ def _read_DescribeClusterResponse_DescribeClusterBroker_2(buf: Buffer, pos: int,
         o.broker_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeClusterResponse.DescribeClusterBroker.host", n - 1, end - pos)
@@ -477,7 +478,7 @@ def _read_DescribeClusterResponse_DescribeClusterBroker_2(buf: Buffer, pos: int,
         o.port, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -532,7 +533,7 @@ def _read_DescribeClusterResponse_2(buf: Buffer, pos: int, end: int) -> tuple[De
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -544,7 +545,7 @@ def _read_DescribeClusterResponse_2(buf: Buffer, pos: int, end: int) -> tuple[De
     o.endpoint_type, n = _unpack_bB(buf, pos)
     pos += 2
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("DescribeClusterResponse.cluster_id", n - 1, end - pos)

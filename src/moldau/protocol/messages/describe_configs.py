@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_strings,
@@ -314,7 +315,7 @@ def _read_DescribeConfigsRequest_DescribeConfigsResource_4(buf: Buffer, pos: int
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeConfigsRequest.DescribeConfigsResource.resource_name", n - 1, end - pos)
@@ -771,7 +772,7 @@ def _read_DescribeConfigsResponse_DescribeConfigsSynonym_4(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeConfigsResponse.DescribeConfigsSynonym.name", n - 1, end - pos)
@@ -780,7 +781,7 @@ def _read_DescribeConfigsResponse_DescribeConfigsSynonym_4(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -835,7 +836,7 @@ def _read_DescribeConfigsResponse_DescribeConfigsResourceResult_4(buf: Buffer, p
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeConfigsResponse.DescribeConfigsResourceResult.name", n - 1, end - pos)
@@ -844,7 +845,7 @@ def _read_DescribeConfigsResponse_DescribeConfigsResourceResult_4(buf: Buffer, p
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -869,7 +870,7 @@ def _read_DescribeConfigsResponse_DescribeConfigsResourceResult_4(buf: Buffer, p
         o.config_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -943,7 +944,7 @@ def _read_DescribeConfigsResponse_DescribeConfigsResult_4(buf: Buffer, pos: int,
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -955,7 +956,7 @@ def _read_DescribeConfigsResponse_DescribeConfigsResult_4(buf: Buffer, pos: int,
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeConfigsResponse.DescribeConfigsResult.resource_name", n - 1, end - pos)

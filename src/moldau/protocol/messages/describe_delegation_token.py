@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -235,7 +236,7 @@ def _read_DescribeDelegationTokenRequest_DescribeDelegationTokenOwner_2(buf: Buf
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenRequest.DescribeDelegationTokenOwner.principal_type", n - 1, end - pos)
@@ -244,7 +245,7 @@ def _read_DescribeDelegationTokenRequest_DescribeDelegationTokenOwner_2(buf: Buf
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenRequest.DescribeDelegationTokenOwner.principal_name", n - 1, end - pos)
@@ -486,7 +487,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationTokenRenewer_2(buf:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationTokenRenewer.principal_type", n - 1, end - pos)
@@ -495,7 +496,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationTokenRenewer_2(buf:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationTokenRenewer.principal_name", n - 1, end - pos)
@@ -542,7 +543,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_2(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.principal_type", n - 1, end - pos)
@@ -551,7 +552,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_2(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.principal_name", n - 1, end - pos)
@@ -560,7 +561,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_2(buf: Buffer
         o.issue_timestamp, o.expiry_timestamp, o.max_timestamp, n = _unpack_qqqB(buf, pos)
         pos += 25
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.token_id", n - 1, end - pos)
@@ -699,7 +700,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_3(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.principal_type", n - 1, end - pos)
@@ -708,7 +709,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_3(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.principal_name", n - 1, end - pos)
@@ -717,7 +718,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_3(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.token_requester_principal_type", n - 1, end - pos)
@@ -726,7 +727,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_3(buf: Buffer
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.token_requester_principal_name", n - 1, end - pos)
@@ -735,7 +736,7 @@ def _read_DescribeDelegationTokenResponse_DescribedDelegationToken_3(buf: Buffer
         o.issue_timestamp, o.expiry_timestamp, o.max_timestamp, n = _unpack_qqqB(buf, pos)
         pos += 25
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeDelegationTokenResponse.DescribedDelegationToken.token_id", n - 1, end - pos)

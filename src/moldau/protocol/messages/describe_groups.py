@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_strings,
@@ -745,7 +746,7 @@ def _read_DescribeGroupsResponse_DescribedGroupMember_5(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroupMember.member_id", n - 1, end - pos)
@@ -754,7 +755,7 @@ def _read_DescribeGroupsResponse_DescribedGroupMember_5(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -766,7 +767,7 @@ def _read_DescribeGroupsResponse_DescribedGroupMember_5(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroupMember.client_id", n - 1, end - pos)
@@ -775,7 +776,7 @@ def _read_DescribeGroupsResponse_DescribedGroupMember_5(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroupMember.client_host", n - 1, end - pos)
@@ -872,7 +873,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_5(buf: Buffer, pos: int, end: in
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.group_id", n - 1, end - pos)
@@ -881,7 +882,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_5(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.group_state", n - 1, end - pos)
@@ -890,7 +891,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_5(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.protocol_type", n - 1, end - pos)
@@ -899,7 +900,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_5(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.protocol_data", n - 1, end - pos)
@@ -1026,7 +1027,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_6(buf: Buffer, pos: int, end: in
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1038,7 +1039,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_6(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.group_id", n - 1, end - pos)
@@ -1047,7 +1048,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_6(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.group_state", n - 1, end - pos)
@@ -1056,7 +1057,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_6(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.protocol_type", n - 1, end - pos)
@@ -1065,7 +1066,7 @@ def _read_DescribeGroupsResponse_DescribedGroup_6(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeGroupsResponse.DescribedGroup.protocol_data", n - 1, end - pos)

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -258,7 +259,7 @@ def _read_DescribeLogDirsRequest_DescribableLogDirTopic_2(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeLogDirsRequest.DescribableLogDirTopic.topic", n - 1, end - pos)
@@ -527,7 +528,7 @@ def _read_DescribeLogDirsResponse_DescribeLogDirsTopic_2(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeLogDirsResponse.DescribeLogDirsTopic.name", n - 1, end - pos)
@@ -587,7 +588,7 @@ def _read_DescribeLogDirsResponse_DescribeLogDirsResult_2(buf: Buffer, pos: int,
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeLogDirsResponse.DescribeLogDirsResult.log_dir", n - 1, end - pos)
@@ -734,7 +735,7 @@ def _read_DescribeLogDirsResponse_DescribeLogDirsResult_4(buf: Buffer, pos: int,
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeLogDirsResponse.DescribeLogDirsResult.log_dir", n - 1, end - pos)
@@ -838,7 +839,7 @@ def _read_DescribeLogDirsResponse_DescribeLogDirsResult_5(buf: Buffer, pos: int,
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeLogDirsResponse.DescribeLogDirsResult.log_dir", n - 1, end - pos)

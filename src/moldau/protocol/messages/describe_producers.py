@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -174,7 +175,7 @@ def _read_DescribeProducersRequest_TopicRequest_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeProducersRequest.TopicRequest.name", n - 1, end - pos)
@@ -310,7 +311,7 @@ def _read_DescribeProducersResponse_PartitionResponse_0(buf: Buffer, pos: int, e
         o.partition_index, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -378,7 +379,7 @@ def _read_DescribeProducersResponse_TopicResponse_0(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeProducersResponse.TopicResponse.name", n - 1, end - pos)

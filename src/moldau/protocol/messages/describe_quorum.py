@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -283,7 +284,7 @@ def _read_DescribeQuorumRequest_TopicData_0(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeQuorumRequest.TopicData.topic_name", n - 1, end - pos)
@@ -498,7 +499,7 @@ def _read_DescribeQuorumResponse_TopicData_0(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeQuorumResponse.TopicData.topic_name", n - 1, end - pos)
@@ -697,7 +698,7 @@ def _read_DescribeQuorumResponse_TopicData_1(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeQuorumResponse.TopicData.topic_name", n - 1, end - pos)
@@ -827,7 +828,7 @@ def _read_DescribeQuorumResponse_PartitionData_2(buf: Buffer, pos: int, end: int
         o.partition_index, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -916,7 +917,7 @@ def _read_DescribeQuorumResponse_TopicData_2(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeQuorumResponse.TopicData.topic_name", n - 1, end - pos)
@@ -976,7 +977,7 @@ def _read_DescribeQuorumResponse_Listener_2(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeQuorumResponse.Listener.name", n - 1, end - pos)
@@ -985,7 +986,7 @@ def _read_DescribeQuorumResponse_Listener_2(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeQuorumResponse.Listener.host", n - 1, end - pos)
@@ -1076,7 +1077,7 @@ def _read_DescribeQuorumResponse_2(buf: Buffer, pos: int, end: int) -> tuple[Des
     o.error_code, n = _unpack_hB(buf, pos)
     pos += 3
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

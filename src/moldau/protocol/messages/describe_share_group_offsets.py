@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -200,7 +201,7 @@ def _read_DescribeShareGroupOffsetsRequest_DescribeShareGroupOffsetsRequestTopic
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestTopic.topic_name", n - 1, end - pos)
@@ -258,7 +259,7 @@ def _read_DescribeShareGroupOffsetsRequest_DescribeShareGroupOffsetsRequestGroup
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup.group_id", n - 1, end - pos)
@@ -376,7 +377,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponsePar
         o.partition_index, o.start_offset, o.leader_epoch, o.error_code, n = _unpack_iqihB(buf, pos)
         pos += 19
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -425,7 +426,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponseTop
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseTopic.topic_name", n - 1, end - pos)
@@ -486,7 +487,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponseGro
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup.group_id", n - 1, end - pos)
@@ -508,7 +509,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponseGro
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -611,7 +612,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponsePar
         o.partition_index, o.start_offset, o.leader_epoch, o.lag, o.error_code, n = _unpack_iqiqhB(buf, pos)
         pos += 27
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -659,7 +660,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponseTop
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseTopic.topic_name", n - 1, end - pos)
@@ -720,7 +721,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponseGro
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup.group_id", n - 1, end - pos)
@@ -742,7 +743,7 @@ def _read_DescribeShareGroupOffsetsResponse_DescribeShareGroupOffsetsResponseGro
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

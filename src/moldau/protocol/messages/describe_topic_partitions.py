@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -219,7 +220,7 @@ def _read_DescribeTopicPartitionsRequest_TopicRequest_0(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeTopicPartitionsRequest.TopicRequest.name", n - 1, end - pos)
@@ -259,7 +260,7 @@ def _read_DescribeTopicPartitionsRequest_Cursor_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeTopicPartitionsRequest.Cursor.topic_name", n - 1, end - pos)
@@ -489,7 +490,7 @@ def _read_DescribeTopicPartitionsResponse_DescribeTopicPartitionsResponseTopic_0
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -559,7 +560,7 @@ def _read_DescribeTopicPartitionsResponse_Cursor_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeTopicPartitionsResponse.Cursor.topic_name", n - 1, end - pos)

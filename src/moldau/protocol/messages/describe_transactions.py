@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int32s,
@@ -190,7 +191,7 @@ def _read_DescribeTransactionsResponse_TopicData_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeTransactionsResponse.TopicData.topic", n - 1, end - pos)
@@ -248,7 +249,7 @@ def _read_DescribeTransactionsResponse_TransactionState_0(buf: Buffer, pos: int,
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeTransactionsResponse.TransactionState.transactional_id", n - 1, end - pos)
@@ -257,7 +258,7 @@ def _read_DescribeTransactionsResponse_TransactionState_0(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeTransactionsResponse.TransactionState.transaction_state", n - 1, end - pos)

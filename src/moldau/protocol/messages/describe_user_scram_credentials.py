@@ -17,6 +17,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -146,7 +147,7 @@ def _read_DescribeUserScramCredentialsRequest_UserName_0(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeUserScramCredentialsRequest.UserName.name", n - 1, end - pos)
@@ -266,7 +267,7 @@ def _read_DescribeUserScramCredentialsResponse_DescribeUserScramCredentialsResul
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult.user", n - 1, end - pos)
@@ -275,7 +276,7 @@ def _read_DescribeUserScramCredentialsResponse_DescribeUserScramCredentialsResul
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -348,7 +349,7 @@ def _read_DescribeUserScramCredentialsResponse_0(buf: Buffer, pos: int, end: int
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -265,7 +266,7 @@ def _read_ElectLeadersRequest_TopicPartitions_2(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ElectLeadersRequest.TopicPartitions.topic", n - 1, end - pos)
@@ -506,7 +507,7 @@ def _read_ElectLeadersResponse_PartitionResult_2(buf: Buffer, pos: int, end: int
         o.partition_id, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -554,7 +555,7 @@ def _read_ElectLeadersResponse_ReplicaElectionResult_2(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ElectLeadersResponse.ReplicaElectionResult.topic", n - 1, end - pos)

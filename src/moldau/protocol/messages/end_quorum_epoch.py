@@ -26,6 +26,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -441,7 +442,7 @@ def _read_EndQuorumEpochRequest_TopicData_1(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("EndQuorumEpochRequest.TopicData.topic_name", n - 1, end - pos)
@@ -501,7 +502,7 @@ def _read_EndQuorumEpochRequest_LeaderEndpoint_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("EndQuorumEpochRequest.LeaderEndpoint.name", n - 1, end - pos)
@@ -510,7 +511,7 @@ def _read_EndQuorumEpochRequest_LeaderEndpoint_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("EndQuorumEpochRequest.LeaderEndpoint.host", n - 1, end - pos)
@@ -556,7 +557,7 @@ def _read_EndQuorumEpochRequest_1(buf: Buffer, pos: int, end: int) -> tuple[EndQ
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -764,7 +765,7 @@ def _read_EndQuorumEpochResponse_TopicData_1(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("EndQuorumEpochResponse.TopicData.topic_name", n - 1, end - pos)
@@ -824,7 +825,7 @@ def _read_EndQuorumEpochResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: int,
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("EndQuorumEpochResponse.NodeEndpoint.host", n - 1, end - pos)

@@ -26,6 +26,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -887,7 +888,7 @@ def _read_FetchRequest_FetchTopic_12(buf: Buffer, pos: int, end: int, count: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchRequest.FetchTopic.topic", n - 1, end - pos)
@@ -948,7 +949,7 @@ def _read_FetchRequest_ForgottenTopic_12(buf: Buffer, pos: int, end: int, count:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchRequest.ForgottenTopic.topic", n - 1, end - pos)
@@ -1031,7 +1032,7 @@ def _read_FetchRequest_12(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("FetchRequest.rack_id", n - 1, end - pos)
@@ -1052,7 +1053,7 @@ def _read_FetchRequest_12(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:
@@ -1240,7 +1241,7 @@ def _read_FetchRequest_13(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("FetchRequest.rack_id", n - 1, end - pos)
@@ -1261,7 +1262,7 @@ def _read_FetchRequest_13(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:
@@ -1384,7 +1385,7 @@ def _read_FetchRequest_15(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("FetchRequest.rack_id", n - 1, end - pos)
@@ -1406,7 +1407,7 @@ def _read_FetchRequest_15(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:
@@ -1602,7 +1603,7 @@ def _read_FetchRequest_17(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("FetchRequest.rack_id", n - 1, end - pos)
@@ -1624,7 +1625,7 @@ def _read_FetchRequest_17(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:
@@ -1827,7 +1828,7 @@ def _read_FetchRequest_18(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("FetchRequest.rack_id", n - 1, end - pos)
@@ -1849,7 +1850,7 @@ def _read_FetchRequest_18(buf: Buffer, pos: int, end: int) -> tuple[FetchRequest
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:
@@ -2617,7 +2618,7 @@ def _read_FetchResponse_FetchableTopicResponse_12(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchResponse.FetchableTopicResponse.topic", n - 1, end - pos)
@@ -2812,7 +2813,7 @@ def _read_FetchResponse_NodeEndpoint_16(buf: Buffer, pos: int, end: int, count: 
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchResponse.NodeEndpoint.host", n - 1, end - pos)
@@ -2821,7 +2822,7 @@ def _read_FetchResponse_NodeEndpoint_16(buf: Buffer, pos: int, end: int, count: 
         o.port, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -25,6 +25,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -346,7 +347,7 @@ def _read_FetchSnapshotRequest_TopicSnapshot_0(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchSnapshotRequest.TopicSnapshot.name", n - 1, end - pos)
@@ -428,7 +429,7 @@ def _read_FetchSnapshotRequest_0(buf: Buffer, pos: int, end: int) -> tuple[Fetch
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:
@@ -536,7 +537,7 @@ def _read_FetchSnapshotRequest_TopicSnapshot_1(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchSnapshotRequest.TopicSnapshot.name", n - 1, end - pos)
@@ -618,7 +619,7 @@ def _read_FetchSnapshotRequest_1(buf: Buffer, pos: int, end: int) -> tuple[Fetch
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:
@@ -811,7 +812,7 @@ def _read_FetchSnapshotResponse_TopicSnapshot_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchSnapshotResponse.TopicSnapshot.name", n - 1, end - pos)
@@ -915,7 +916,7 @@ def _read_FetchSnapshotResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: int, 
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FetchSnapshotResponse.NodeEndpoint.host", n - 1, end - pos)

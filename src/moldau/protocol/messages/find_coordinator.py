@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_compact_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_tags,
@@ -199,7 +200,7 @@ def _read_FindCoordinatorRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Fin
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("FindCoordinatorRequest.key", n - 1, end - pos)
@@ -378,7 +379,7 @@ def _read_FindCoordinatorResponse_3(buf: Buffer, pos: int, end: int) -> tuple[Fi
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -390,7 +391,7 @@ def _read_FindCoordinatorResponse_3(buf: Buffer, pos: int, end: int) -> tuple[Fi
     o.node_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("FindCoordinatorResponse.host", n - 1, end - pos)
@@ -445,7 +446,7 @@ def _read_FindCoordinatorResponse_Coordinator_4(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FindCoordinatorResponse.Coordinator.key", n - 1, end - pos)
@@ -454,7 +455,7 @@ def _read_FindCoordinatorResponse_Coordinator_4(buf: Buffer, pos: int, end: int,
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("FindCoordinatorResponse.Coordinator.host", n - 1, end - pos)
@@ -463,7 +464,7 @@ def _read_FindCoordinatorResponse_Coordinator_4(buf: Buffer, pos: int, end: int,
         o.port, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

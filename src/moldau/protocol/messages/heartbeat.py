@@ -14,6 +14,7 @@ from moldau.protocol.wire import (
     absent_error,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -169,7 +170,7 @@ def _read_HeartbeatRequest_4(buf: Buffer, pos: int, end: int) -> tuple[Heartbeat
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("HeartbeatRequest.group_id", n - 1, end - pos)
@@ -178,7 +179,7 @@ def _read_HeartbeatRequest_4(buf: Buffer, pos: int, end: int) -> tuple[Heartbeat
     o.generation_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("HeartbeatRequest.member_id", n - 1, end - pos)
@@ -187,7 +188,7 @@ def _read_HeartbeatRequest_4(buf: Buffer, pos: int, end: int) -> tuple[Heartbeat
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -272,7 +273,7 @@ def _read_IncrementalAlterConfigsRequest_AlterableConfig_1(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("IncrementalAlterConfigsRequest.AlterableConfig.name", n - 1, end - pos)
@@ -281,7 +282,7 @@ def _read_IncrementalAlterConfigsRequest_AlterableConfig_1(buf: Buffer, pos: int
         o.config_operation, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -336,7 +337,7 @@ def _read_IncrementalAlterConfigsRequest_AlterConfigsResource_1(buf: Buffer, pos
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("IncrementalAlterConfigsRequest.AlterConfigsResource.resource_name", n - 1, end - pos)
@@ -518,7 +519,7 @@ def _read_IncrementalAlterConfigsResponse_AlterConfigsResourceResponse_1(buf: Bu
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -530,7 +531,7 @@ def _read_IncrementalAlterConfigsResponse_AlterConfigsResourceResponse_1(buf: Bu
         o.resource_type, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("IncrementalAlterConfigsResponse.AlterConfigsResourceResponse.resource_name", n - 1, end - pos)

@@ -14,6 +14,7 @@ from moldau.protocol.wire import (
     absent_error,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -160,7 +161,7 @@ def _read_InitProducerIdRequest_2(buf: Buffer, pos: int, end: int) -> tuple[Init
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -216,7 +217,7 @@ def _read_InitProducerIdRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Init
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -266,7 +267,7 @@ def _read_InitProducerIdRequest_6(buf: Buffer, pos: int, end: int) -> tuple[Init
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -401,7 +402,7 @@ def _read_JoinGroupRequest_JoinGroupRequestProtocol_6(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("JoinGroupRequest.JoinGroupRequestProtocol.name", n - 1, end - pos)
@@ -455,7 +456,7 @@ def _read_JoinGroupRequest_6(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupRequest.group_id", n - 1, end - pos)
@@ -464,7 +465,7 @@ def _read_JoinGroupRequest_6(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     o.session_timeout_ms, o.rebalance_timeout_ms, n = _unpack_iiB(buf, pos)
     pos += 9
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupRequest.member_id", n - 1, end - pos)
@@ -473,7 +474,7 @@ def _read_JoinGroupRequest_6(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -485,7 +486,7 @@ def _read_JoinGroupRequest_6(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupRequest.protocol_type", n - 1, end - pos)
@@ -568,7 +569,7 @@ def _read_JoinGroupRequest_8(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupRequest.group_id", n - 1, end - pos)
@@ -577,7 +578,7 @@ def _read_JoinGroupRequest_8(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     o.session_timeout_ms, o.rebalance_timeout_ms, n = _unpack_iiB(buf, pos)
     pos += 9
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupRequest.member_id", n - 1, end - pos)
@@ -586,7 +587,7 @@ def _read_JoinGroupRequest_8(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -598,7 +599,7 @@ def _read_JoinGroupRequest_8(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupRequest.protocol_type", n - 1, end - pos)
@@ -620,7 +621,7 @@ def _read_JoinGroupRequest_8(buf: Buffer, pos: int, end: int) -> tuple[JoinGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -997,7 +998,7 @@ def _read_JoinGroupResponse_JoinGroupResponseMember_6(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("JoinGroupResponse.JoinGroupResponseMember.member_id", n - 1, end - pos)
@@ -1006,7 +1007,7 @@ def _read_JoinGroupResponse_JoinGroupResponseMember_6(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1074,7 +1075,7 @@ def _read_JoinGroupResponse_6(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     o.throttle_time_ms, o.error_code, o.generation_id, n = _unpack_ihiB(buf, pos)
     pos += 11
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupResponse.protocol_name", n - 1, end - pos)
@@ -1083,7 +1084,7 @@ def _read_JoinGroupResponse_6(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupResponse.leader", n - 1, end - pos)
@@ -1092,7 +1093,7 @@ def _read_JoinGroupResponse_6(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupResponse.member_id", n - 1, end - pos)
@@ -1167,7 +1168,7 @@ def _read_JoinGroupResponse_7(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     o.throttle_time_ms, o.error_code, o.generation_id, n = _unpack_ihiB(buf, pos)
     pos += 11
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1179,7 +1180,7 @@ def _read_JoinGroupResponse_7(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1191,7 +1192,7 @@ def _read_JoinGroupResponse_7(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupResponse.leader", n - 1, end - pos)
@@ -1200,7 +1201,7 @@ def _read_JoinGroupResponse_7(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupResponse.member_id", n - 1, end - pos)
@@ -1289,7 +1290,7 @@ def _read_JoinGroupResponse_9(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     o.throttle_time_ms, o.error_code, o.generation_id, n = _unpack_ihiB(buf, pos)
     pos += 11
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1301,7 +1302,7 @@ def _read_JoinGroupResponse_9(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1313,7 +1314,7 @@ def _read_JoinGroupResponse_9(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupResponse.leader", n - 1, end - pos)
@@ -1322,7 +1323,7 @@ def _read_JoinGroupResponse_9(buf: Buffer, pos: int, end: int) -> tuple[JoinGrou
     o.skip_assignment, n = _unpack_oB(buf, pos)
     pos += 2
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("JoinGroupResponse.member_id", n - 1, end - pos)

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -254,7 +255,7 @@ def _read_LeaveGroupRequest_MemberIdentity_4(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("LeaveGroupRequest.MemberIdentity.member_id", n - 1, end - pos)
@@ -263,7 +264,7 @@ def _read_LeaveGroupRequest_MemberIdentity_4(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -316,7 +317,7 @@ def _read_LeaveGroupRequest_4(buf: Buffer, pos: int, end: int) -> tuple[LeaveGro
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("LeaveGroupRequest.group_id", n - 1, end - pos)
@@ -377,7 +378,7 @@ def _read_LeaveGroupRequest_MemberIdentity_5(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("LeaveGroupRequest.MemberIdentity.member_id", n - 1, end - pos)
@@ -386,7 +387,7 @@ def _read_LeaveGroupRequest_MemberIdentity_5(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -398,7 +399,7 @@ def _read_LeaveGroupRequest_MemberIdentity_5(buf: Buffer, pos: int, end: int, co
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -461,7 +462,7 @@ def _read_LeaveGroupRequest_5(buf: Buffer, pos: int, end: int) -> tuple[LeaveGro
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("LeaveGroupRequest.group_id", n - 1, end - pos)
@@ -647,7 +648,7 @@ def _read_LeaveGroupResponse_MemberResponse_4(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("LeaveGroupResponse.MemberResponse.member_id", n - 1, end - pos)
@@ -656,7 +657,7 @@ def _read_LeaveGroupResponse_MemberResponse_4(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int8s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int8s,
     write_tags,
@@ -180,7 +181,7 @@ def _read_ListConfigResourcesResponse_ConfigResource_0(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListConfigResourcesResponse.ConfigResource.resource_name", n - 1, end - pos)
@@ -262,7 +263,7 @@ def _read_ListConfigResourcesResponse_ConfigResource_1(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListConfigResourcesResponse.ConfigResource.resource_name", n - 1, end - pos)

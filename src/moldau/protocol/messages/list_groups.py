@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_compact_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_tags,
@@ -365,7 +366,7 @@ def _read_ListGroupsResponse_ListedGroup_3(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.group_id", n - 1, end - pos)
@@ -374,7 +375,7 @@ def _read_ListGroupsResponse_ListedGroup_3(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.protocol_type", n - 1, end - pos)
@@ -464,7 +465,7 @@ def _read_ListGroupsResponse_ListedGroup_4(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.group_id", n - 1, end - pos)
@@ -473,7 +474,7 @@ def _read_ListGroupsResponse_ListedGroup_4(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.protocol_type", n - 1, end - pos)
@@ -482,7 +483,7 @@ def _read_ListGroupsResponse_ListedGroup_4(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.group_state", n - 1, end - pos)
@@ -578,7 +579,7 @@ def _read_ListGroupsResponse_ListedGroup_5(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.group_id", n - 1, end - pos)
@@ -587,7 +588,7 @@ def _read_ListGroupsResponse_ListedGroup_5(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.protocol_type", n - 1, end - pos)
@@ -596,7 +597,7 @@ def _read_ListGroupsResponse_ListedGroup_5(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.group_state", n - 1, end - pos)
@@ -605,7 +606,7 @@ def _read_ListGroupsResponse_ListedGroup_5(buf: Buffer, pos: int, end: int, coun
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListGroupsResponse.ListedGroup.group_type", n - 1, end - pos)

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -410,7 +411,7 @@ def _read_ListOffsetsRequest_ListOffsetsTopic_6(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListOffsetsRequest.ListOffsetsTopic.name", n - 1, end - pos)
@@ -799,7 +800,7 @@ def _read_ListOffsetsResponse_ListOffsetsTopicResponse_6(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListOffsetsResponse.ListOffsetsTopicResponse.name", n - 1, end - pos)

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -151,7 +152,7 @@ def _read_ListPartitionReassignmentsRequest_ListPartitionReassignmentsTopics_0(b
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics.name", n - 1, end - pos)
@@ -344,7 +345,7 @@ def _read_ListPartitionReassignmentsResponse_OngoingTopicReassignment_0(buf: Buf
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListPartitionReassignmentsResponse.OngoingTopicReassignment.name", n - 1, end - pos)
@@ -402,7 +403,7 @@ def _read_ListPartitionReassignmentsResponse_0(buf: Buffer, pos: int, end: int) 
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

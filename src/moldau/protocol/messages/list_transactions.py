@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int64s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int64s,
@@ -265,7 +266,7 @@ def _read_ListTransactionsRequest_2(buf: Buffer, pos: int, end: int) -> tuple[Li
     o.duration_filter, n = _unpack_qB(buf, pos)
     pos += 9
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -340,7 +341,7 @@ def _read_ListTransactionsResponse_TransactionState_0(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListTransactionsResponse.TransactionState.transactional_id", n - 1, end - pos)
@@ -349,7 +350,7 @@ def _read_ListTransactionsResponse_TransactionState_0(buf: Buffer, pos: int, end
         o.producer_id, n = _unpack_qB(buf, pos)
         pos += 9
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ListTransactionsResponse.TransactionState.transaction_state", n - 1, end - pos)

@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -413,7 +414,7 @@ def _read_MetadataRequest_MetadataRequestTopic_9(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("MetadataRequest.MetadataRequestTopic.name", n - 1, end - pos)
@@ -498,7 +499,7 @@ def _read_MetadataRequest_MetadataRequestTopic_10(buf: Buffer, pos: int, end: in
         o.topic_id, n = _unpack_uB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1473,7 +1474,7 @@ def _read_MetadataResponse_MetadataResponseBroker_9(buf: Buffer, pos: int, end: 
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("MetadataResponse.MetadataResponseBroker.host", n - 1, end - pos)
@@ -1482,7 +1483,7 @@ def _read_MetadataResponse_MetadataResponseBroker_9(buf: Buffer, pos: int, end: 
         o.port, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1617,7 +1618,7 @@ def _read_MetadataResponse_MetadataResponseTopic_9(buf: Buffer, pos: int, end: i
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("MetadataResponse.MetadataResponseTopic.name", n - 1, end - pos)
@@ -1692,7 +1693,7 @@ def _read_MetadataResponse_9(buf: Buffer, pos: int, end: int) -> tuple[MetadataR
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1768,7 +1769,7 @@ def _read_MetadataResponse_MetadataResponseTopic_10(buf: Buffer, pos: int, end: 
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("MetadataResponse.MetadataResponseTopic.name", n - 1, end - pos)
@@ -1842,7 +1843,7 @@ def _read_MetadataResponse_10(buf: Buffer, pos: int, end: int) -> tuple[Metadata
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1929,7 +1930,7 @@ def _read_MetadataResponse_11(buf: Buffer, pos: int, end: int) -> tuple[Metadata
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -2007,7 +2008,7 @@ def _read_MetadataResponse_MetadataResponseTopic_12(buf: Buffer, pos: int, end: 
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -2088,7 +2089,7 @@ def _read_MetadataResponse_12(buf: Buffer, pos: int, end: int) -> tuple[Metadata
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -2177,7 +2178,7 @@ def _read_MetadataResponse_13(buf: Buffer, pos: int, end: int) -> tuple[Metadata
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

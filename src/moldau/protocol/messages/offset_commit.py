@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -548,7 +549,7 @@ def _read_OffsetCommitRequest_OffsetCommitRequestPartition_8(buf: Buffer, pos: i
         o.partition_index, o.committed_offset, o.committed_leader_epoch, n = _unpack_iqiB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -596,7 +597,7 @@ def _read_OffsetCommitRequest_OffsetCommitRequestTopic_8(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetCommitRequest.OffsetCommitRequestTopic.name", n - 1, end - pos)
@@ -655,7 +656,7 @@ def _read_OffsetCommitRequest_8(buf: Buffer, pos: int, end: int) -> tuple[Offset
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("OffsetCommitRequest.group_id", n - 1, end - pos)
@@ -664,7 +665,7 @@ def _read_OffsetCommitRequest_8(buf: Buffer, pos: int, end: int) -> tuple[Offset
     o.generation_id_or_member_epoch, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("OffsetCommitRequest.member_id", n - 1, end - pos)
@@ -673,7 +674,7 @@ def _read_OffsetCommitRequest_8(buf: Buffer, pos: int, end: int) -> tuple[Offset
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -798,7 +799,7 @@ def _read_OffsetCommitRequest_10(buf: Buffer, pos: int, end: int) -> tuple[Offse
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("OffsetCommitRequest.group_id", n - 1, end - pos)
@@ -807,7 +808,7 @@ def _read_OffsetCommitRequest_10(buf: Buffer, pos: int, end: int) -> tuple[Offse
     o.generation_id_or_member_epoch, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("OffsetCommitRequest.member_id", n - 1, end - pos)
@@ -816,7 +817,7 @@ def _read_OffsetCommitRequest_10(buf: Buffer, pos: int, end: int) -> tuple[Offse
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1056,7 +1057,7 @@ def _read_OffsetCommitResponse_OffsetCommitResponseTopic_8(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetCommitResponse.OffsetCommitResponseTopic.name", n - 1, end - pos)

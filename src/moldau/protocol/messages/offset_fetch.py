@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -412,7 +413,7 @@ def _read_OffsetFetchRequest_OffsetFetchRequestTopic_6(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchRequest.OffsetFetchRequestTopic.name", n - 1, end - pos)
@@ -468,7 +469,7 @@ def _read_OffsetFetchRequest_6(buf: Buffer, pos: int, end: int) -> tuple[OffsetF
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("OffsetFetchRequest.group_id", n - 1, end - pos)
@@ -533,7 +534,7 @@ def _read_OffsetFetchRequest_7(buf: Buffer, pos: int, end: int) -> tuple[OffsetF
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("OffsetFetchRequest.group_id", n - 1, end - pos)
@@ -598,7 +599,7 @@ def _read_OffsetFetchRequest_OffsetFetchRequestTopics_8(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchRequest.OffsetFetchRequestTopics.name", n - 1, end - pos)
@@ -657,7 +658,7 @@ def _read_OffsetFetchRequest_OffsetFetchRequestGroup_8(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchRequest.OffsetFetchRequestGroup.group_id", n - 1, end - pos)
@@ -769,7 +770,7 @@ def _read_OffsetFetchRequest_OffsetFetchRequestGroup_9(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchRequest.OffsetFetchRequestGroup.group_id", n - 1, end - pos)
@@ -778,7 +779,7 @@ def _read_OffsetFetchRequest_OffsetFetchRequestGroup_9(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -947,7 +948,7 @@ def _read_OffsetFetchRequest_OffsetFetchRequestGroup_10(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchRequest.OffsetFetchRequestGroup.group_id", n - 1, end - pos)
@@ -956,7 +957,7 @@ def _read_OffsetFetchRequest_OffsetFetchRequestGroup_10(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1383,7 +1384,7 @@ def _read_OffsetFetchResponse_OffsetFetchResponsePartition_6(buf: Buffer, pos: i
         o.partition_index, o.committed_offset, o.committed_leader_epoch, n = _unpack_iqiB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1432,7 +1433,7 @@ def _read_OffsetFetchResponse_OffsetFetchResponseTopic_6(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchResponse.OffsetFetchResponseTopic.name", n - 1, end - pos)
@@ -1537,7 +1538,7 @@ def _read_OffsetFetchResponse_OffsetFetchResponsePartitions_8(buf: Buffer, pos: 
         o.partition_index, o.committed_offset, o.committed_leader_epoch, n = _unpack_iqiB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1586,7 +1587,7 @@ def _read_OffsetFetchResponse_OffsetFetchResponseTopics_8(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchResponse.OffsetFetchResponseTopics.name", n - 1, end - pos)
@@ -1647,7 +1648,7 @@ def _read_OffsetFetchResponse_OffsetFetchResponseGroup_8(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchResponse.OffsetFetchResponseGroup.group_id", n - 1, end - pos)
@@ -1799,7 +1800,7 @@ def _read_OffsetFetchResponse_OffsetFetchResponseGroup_10(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetFetchResponse.OffsetFetchResponseGroup.group_id", n - 1, end - pos)

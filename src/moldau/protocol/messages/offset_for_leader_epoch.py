@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -306,7 +307,7 @@ def _read_OffsetForLeaderEpochRequest_OffsetForLeaderTopic_4(buf: Buffer, pos: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetForLeaderEpochRequest.OffsetForLeaderTopic.topic", n - 1, end - pos)
@@ -528,7 +529,7 @@ def _read_OffsetForLeaderEpochResponse_OffsetForLeaderTopicResult_4(buf: Buffer,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.topic", n - 1, end - pos)

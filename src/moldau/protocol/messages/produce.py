@@ -25,6 +25,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -432,7 +433,7 @@ def _read_ProduceRequest_TopicProduceData_9(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ProduceRequest.TopicProduceData.name", n - 1, end - pos)
@@ -491,7 +492,7 @@ def _read_ProduceRequest_9(buf: Buffer, pos: int, end: int) -> tuple[ProduceRequ
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -601,7 +602,7 @@ def _read_ProduceRequest_13(buf: Buffer, pos: int, end: int) -> tuple[ProduceReq
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1037,7 +1038,7 @@ def _read_ProduceResponse_BatchIndexAndErrorMessage_9(buf: Buffer, pos: int, end
         o.batch_index, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1098,7 +1099,7 @@ def _read_ProduceResponse_PartitionProduceResponse_9(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1156,7 +1157,7 @@ def _read_ProduceResponse_TopicProduceResponse_9(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ProduceResponse.TopicProduceResponse.name", n - 1, end - pos)
@@ -1299,7 +1300,7 @@ def _read_ProduceResponse_PartitionProduceResponse_10(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1373,7 +1374,7 @@ def _read_ProduceResponse_TopicProduceResponse_10(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ProduceResponse.TopicProduceResponse.name", n - 1, end - pos)
@@ -1434,7 +1435,7 @@ def _read_ProduceResponse_NodeEndpoint_10(buf: Buffer, pos: int, end: int, count
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ProduceResponse.NodeEndpoint.host", n - 1, end - pos)
@@ -1443,7 +1444,7 @@ def _read_ProduceResponse_NodeEndpoint_10(buf: Buffer, pos: int, end: int, count
         o.port, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -265,7 +266,7 @@ def _read_ReadShareGroupStateRequest_0(buf: Buffer, pos: int, end: int) -> tuple
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ReadShareGroupStateRequest.group_id", n - 1, end - pos)
@@ -361,7 +362,7 @@ def _read_ReadShareGroupStateResponse_PartitionResult_0(buf: Buffer, pos: int, e
         o.partition, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

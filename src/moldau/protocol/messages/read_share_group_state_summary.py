@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -246,7 +247,7 @@ def _read_ReadShareGroupStateSummaryRequest_0(buf: Buffer, pos: int, end: int) -
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ReadShareGroupStateSummaryRequest.group_id", n - 1, end - pos)
@@ -318,7 +319,7 @@ def _read_ReadShareGroupStateSummaryResponse_PartitionResult_0(buf: Buffer, pos:
         o.partition, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -453,7 +454,7 @@ def _read_ReadShareGroupStateSummaryResponse_PartitionResult_1(buf: Buffer, pos:
         o.partition, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

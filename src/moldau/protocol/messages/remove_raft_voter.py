@@ -15,6 +15,7 @@ from moldau.protocol.wire import (
     check_uuid,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -85,7 +86,7 @@ def _read_RemoveRaftVoterRequest_0(buf: Buffer, pos: int, end: int) -> tuple[Rem
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -139,7 +140,7 @@ def _read_RemoveRaftVoterResponse_0(buf: Buffer, pos: int, end: int) -> tuple[Re
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

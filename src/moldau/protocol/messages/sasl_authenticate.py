@@ -14,6 +14,7 @@ from moldau.protocol.wire import (
     absent_error,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -238,7 +239,7 @@ def _read_SaslAuthenticateResponse_2(buf: Buffer, pos: int, end: int) -> tuple[S
     o.error_code, n = _unpack_hB(buf, pos)
     pos += 3
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int8s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int8s,
     write_tags,
@@ -388,7 +389,7 @@ def _read_ShareAcknowledgeRequest_1(buf: Buffer, pos: int, end: int) -> tuple[Sh
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -400,7 +401,7 @@ def _read_ShareAcknowledgeRequest_1(buf: Buffer, pos: int, end: int) -> tuple[Sh
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -478,7 +479,7 @@ def _read_ShareAcknowledgeRequest_2(buf: Buffer, pos: int, end: int) -> tuple[Sh
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -490,7 +491,7 @@ def _read_ShareAcknowledgeRequest_2(buf: Buffer, pos: int, end: int) -> tuple[Sh
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -608,7 +609,7 @@ def _read_ShareAcknowledgeResponse_PartitionData_1(buf: Buffer, pos: int, end: i
         o.partition_index, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -704,7 +705,7 @@ def _read_ShareAcknowledgeResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: in
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareAcknowledgeResponse.NodeEndpoint.host", n - 1, end - pos)
@@ -713,7 +714,7 @@ def _read_ShareAcknowledgeResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: in
         o.port, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -767,7 +768,7 @@ def _read_ShareAcknowledgeResponse_1(buf: Buffer, pos: int, end: int) -> tuple[S
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -852,7 +853,7 @@ def _read_ShareAcknowledgeResponse_2(buf: Buffer, pos: int, end: int) -> tuple[S
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

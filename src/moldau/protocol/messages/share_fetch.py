@@ -22,6 +22,7 @@ from moldau.protocol.wire import (
     read_int32s,
     read_int8s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_int8s,
@@ -511,7 +512,7 @@ def _read_ShareFetchRequest_1(buf: Buffer, pos: int, end: int) -> tuple[ShareFet
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -523,7 +524,7 @@ def _read_ShareFetchRequest_1(buf: Buffer, pos: int, end: int) -> tuple[ShareFet
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -622,7 +623,7 @@ def _read_ShareFetchRequest_2(buf: Buffer, pos: int, end: int) -> tuple[ShareFet
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -634,7 +635,7 @@ def _read_ShareFetchRequest_2(buf: Buffer, pos: int, end: int) -> tuple[ShareFet
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -798,7 +799,7 @@ def _read_ShareFetchResponse_PartitionData_1(buf: Buffer, pos: int, end: int, co
         o.partition_index, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -810,7 +811,7 @@ def _read_ShareFetchResponse_PartitionData_1(buf: Buffer, pos: int, end: int, co
         o.acknowledge_error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -956,7 +957,7 @@ def _read_ShareFetchResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: int, cou
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareFetchResponse.NodeEndpoint.host", n - 1, end - pos)
@@ -965,7 +966,7 @@ def _read_ShareFetchResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: int, cou
         o.port, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1019,7 +1020,7 @@ def _read_ShareFetchResponse_1(buf: Buffer, pos: int, end: int) -> tuple[ShareFe
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

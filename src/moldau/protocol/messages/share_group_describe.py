@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int32s,
@@ -256,7 +257,7 @@ def _read_ShareGroupDescribeResponse_TopicPartitions_1(buf: Buffer, pos: int, en
         o.topic_id, n = _unpack_uB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupDescribeResponse.TopicPartitions.topic_name", n - 1, end - pos)
@@ -359,7 +360,7 @@ def _read_ShareGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupDescribeResponse.Member.member_id", n - 1, end - pos)
@@ -368,7 +369,7 @@ def _read_ShareGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -380,7 +381,7 @@ def _read_ShareGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int, c
         o.member_epoch, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupDescribeResponse.Member.client_id", n - 1, end - pos)
@@ -389,7 +390,7 @@ def _read_ShareGroupDescribeResponse_Member_1(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupDescribeResponse.Member.client_host", n - 1, end - pos)
@@ -476,7 +477,7 @@ def _read_ShareGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, end
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -488,7 +489,7 @@ def _read_ShareGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupDescribeResponse.DescribedGroup.group_id", n - 1, end - pos)
@@ -497,7 +498,7 @@ def _read_ShareGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, end
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupDescribeResponse.DescribedGroup.group_state", n - 1, end - pos)
@@ -506,7 +507,7 @@ def _read_ShareGroupDescribeResponse_DescribedGroup_1(buf: Buffer, pos: int, end
         o.group_epoch, o.assignment_epoch, n = _unpack_iiB(buf, pos)
         pos += 9
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupDescribeResponse.DescribedGroup.assignor_name", n - 1, end - pos)

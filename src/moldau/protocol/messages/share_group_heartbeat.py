@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int32s,
@@ -148,7 +149,7 @@ def _read_ShareGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tuple
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ShareGroupHeartbeatRequest.group_id", n - 1, end - pos)
@@ -157,7 +158,7 @@ def _read_ShareGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tuple
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ShareGroupHeartbeatRequest.member_id", n - 1, end - pos)
@@ -166,7 +167,7 @@ def _read_ShareGroupHeartbeatRequest_1(buf: Buffer, pos: int, end: int) -> tuple
     o.member_epoch, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -344,7 +345,7 @@ def _read_ShareGroupHeartbeatResponse_1(buf: Buffer, pos: int, end: int) -> tupl
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -356,7 +357,7 @@ def _read_ShareGroupHeartbeatResponse_1(buf: Buffer, pos: int, end: int) -> tupl
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

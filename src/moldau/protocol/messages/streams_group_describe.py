@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int32s,
@@ -414,7 +415,7 @@ def _read_StreamsGroupDescribeResponse_KeyValue_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.KeyValue.key", n - 1, end - pos)
@@ -423,7 +424,7 @@ def _read_StreamsGroupDescribeResponse_KeyValue_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.KeyValue.value", n - 1, end - pos)
@@ -470,7 +471,7 @@ def _read_StreamsGroupDescribeResponse_TopicInfo_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.TopicInfo.name", n - 1, end - pos)
@@ -531,7 +532,7 @@ def _read_StreamsGroupDescribeResponse_Subtopology_0(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.Subtopology.subtopology_id", n - 1, end - pos)
@@ -695,7 +696,7 @@ def _read_StreamsGroupDescribeResponse_Endpoint_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.Endpoint.host", n - 1, end - pos)
@@ -736,7 +737,7 @@ def _read_StreamsGroupDescribeResponse_TaskOffset_0(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.TaskOffset.subtopology_id", n - 1, end - pos)
@@ -777,7 +778,7 @@ def _read_StreamsGroupDescribeResponse_TaskIds_0(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.TaskIds.subtopology_id", n - 1, end - pos)
@@ -919,7 +920,7 @@ def _read_StreamsGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.Member.member_id", n - 1, end - pos)
@@ -928,7 +929,7 @@ def _read_StreamsGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int,
         o.member_epoch, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -940,7 +941,7 @@ def _read_StreamsGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -952,7 +953,7 @@ def _read_StreamsGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.Member.client_id", n - 1, end - pos)
@@ -961,7 +962,7 @@ def _read_StreamsGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.Member.client_host", n - 1, end - pos)
@@ -970,7 +971,7 @@ def _read_StreamsGroupDescribeResponse_Member_0(buf: Buffer, pos: int, end: int,
         o.topology_epoch, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.Member.process_id", n - 1, end - pos)
@@ -1136,7 +1137,7 @@ def _read_StreamsGroupDescribeResponse_DescribedGroup_0(buf: Buffer, pos: int, e
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -1148,7 +1149,7 @@ def _read_StreamsGroupDescribeResponse_DescribedGroup_0(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.DescribedGroup.group_id", n - 1, end - pos)
@@ -1157,7 +1158,7 @@ def _read_StreamsGroupDescribeResponse_DescribedGroup_0(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupDescribeResponse.DescribedGroup.group_state", n - 1, end - pos)

@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     read_int16s,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int16s,
@@ -448,7 +449,7 @@ def _read_StreamsGroupHeartbeatRequest_KeyValue_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatRequest.KeyValue.key", n - 1, end - pos)
@@ -457,7 +458,7 @@ def _read_StreamsGroupHeartbeatRequest_KeyValue_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatRequest.KeyValue.value", n - 1, end - pos)
@@ -504,7 +505,7 @@ def _read_StreamsGroupHeartbeatRequest_TopicInfo_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatRequest.TopicInfo.name", n - 1, end - pos)
@@ -643,7 +644,7 @@ def _read_StreamsGroupHeartbeatRequest_Subtopology_0(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatRequest.Subtopology.subtopology_id", n - 1, end - pos)
@@ -842,7 +843,7 @@ def _read_StreamsGroupHeartbeatRequest_TaskIds_0(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatRequest.TaskIds.subtopology_id", n - 1, end - pos)
@@ -900,7 +901,7 @@ def _read_StreamsGroupHeartbeatRequest_Endpoint_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatRequest.Endpoint.host", n - 1, end - pos)
@@ -941,7 +942,7 @@ def _read_StreamsGroupHeartbeatRequest_TaskOffset_0(buf: Buffer, pos: int, end: 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatRequest.TaskOffset.subtopology_id", n - 1, end - pos)
@@ -980,7 +981,7 @@ def _read_StreamsGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("StreamsGroupHeartbeatRequest.group_id", n - 1, end - pos)
@@ -989,7 +990,7 @@ def _read_StreamsGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("StreamsGroupHeartbeatRequest.member_id", n - 1, end - pos)
@@ -998,7 +999,7 @@ def _read_StreamsGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tup
     o.member_epoch, o.endpoint_information_epoch, n = _unpack_iiB(buf, pos)
     pos += 9
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1010,7 +1011,7 @@ def _read_StreamsGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1069,7 +1070,7 @@ def _read_StreamsGroupHeartbeatRequest_0(buf: Buffer, pos: int, end: int) -> tup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1287,7 +1288,7 @@ def _read_StreamsGroupHeartbeatResponse_Status_0(buf: Buffer, pos: int, end: int
         o.status_code, n = _unpack_bB(buf, pos)
         pos += 2
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatResponse.Status.status_detail", n - 1, end - pos)
@@ -1328,7 +1329,7 @@ def _read_StreamsGroupHeartbeatResponse_TaskIds_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatResponse.TaskIds.subtopology_id", n - 1, end - pos)
@@ -1386,7 +1387,7 @@ def _read_StreamsGroupHeartbeatResponse_Endpoint_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatResponse.Endpoint.host", n - 1, end - pos)
@@ -1427,7 +1428,7 @@ def _read_StreamsGroupHeartbeatResponse_TopicPartition_0(buf: Buffer, pos: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupHeartbeatResponse.TopicPartition.topic", n - 1, end - pos)
@@ -1550,7 +1551,7 @@ def _read_StreamsGroupHeartbeatResponse_0(buf: Buffer, pos: int, end: int) -> tu
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -1562,7 +1563,7 @@ def _read_StreamsGroupHeartbeatResponse_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("StreamsGroupHeartbeatResponse.member_id", n - 1, end - pos)

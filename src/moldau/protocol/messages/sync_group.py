@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -283,7 +284,7 @@ def _read_SyncGroupRequest_SyncGroupRequestAssignment_4(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("SyncGroupRequest.SyncGroupRequestAssignment.member_id", n - 1, end - pos)
@@ -337,7 +338,7 @@ def _read_SyncGroupRequest_4(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("SyncGroupRequest.group_id", n - 1, end - pos)
@@ -346,7 +347,7 @@ def _read_SyncGroupRequest_4(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     o.generation_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("SyncGroupRequest.member_id", n - 1, end - pos)
@@ -355,7 +356,7 @@ def _read_SyncGroupRequest_4(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -435,7 +436,7 @@ def _read_SyncGroupRequest_5(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("SyncGroupRequest.group_id", n - 1, end - pos)
@@ -444,7 +445,7 @@ def _read_SyncGroupRequest_5(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     o.generation_id, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("SyncGroupRequest.member_id", n - 1, end - pos)
@@ -453,7 +454,7 @@ def _read_SyncGroupRequest_5(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -465,7 +466,7 @@ def _read_SyncGroupRequest_5(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -477,7 +478,7 @@ def _read_SyncGroupRequest_5(buf: Buffer, pos: int, end: int) -> tuple[SyncGroup
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -683,7 +684,7 @@ def _read_SyncGroupResponse_5(buf: Buffer, pos: int, end: int) -> tuple[SyncGrou
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -695,7 +696,7 @@ def _read_SyncGroupResponse_5(buf: Buffer, pos: int, end: int) -> tuple[SyncGrou
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

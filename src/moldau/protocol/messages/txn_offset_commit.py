@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -444,7 +445,7 @@ def _read_TxnOffsetCommitRequest_TxnOffsetCommitRequestPartition_3(buf: Buffer, 
         o.partition_index, o.committed_offset, o.committed_leader_epoch, n = _unpack_iqiB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -492,7 +493,7 @@ def _read_TxnOffsetCommitRequest_TxnOffsetCommitRequestTopic_3(buf: Buffer, pos:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.name", n - 1, end - pos)
@@ -550,7 +551,7 @@ def _read_TxnOffsetCommitRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Txn
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("TxnOffsetCommitRequest.transactional_id", n - 1, end - pos)
@@ -559,7 +560,7 @@ def _read_TxnOffsetCommitRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Txn
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("TxnOffsetCommitRequest.group_id", n - 1, end - pos)
@@ -568,7 +569,7 @@ def _read_TxnOffsetCommitRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Txn
     o.producer_id, o.producer_epoch, o.generation_id, n = _unpack_qhiB(buf, pos)
     pos += 15
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("TxnOffsetCommitRequest.member_id", n - 1, end - pos)
@@ -577,7 +578,7 @@ def _read_TxnOffsetCommitRequest_3(buf: Buffer, pos: int, end: int) -> tuple[Txn
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -791,7 +792,7 @@ def _read_TxnOffsetCommitResponse_TxnOffsetCommitResponseTopic_3(buf: Buffer, po
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.name", n - 1, end - pos)

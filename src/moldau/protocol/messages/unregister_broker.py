@@ -13,6 +13,7 @@ from moldau.protocol.wire import (
     Buffer,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -108,7 +109,7 @@ def _read_UnregisterBrokerResponse_0(buf: Buffer, pos: int, end: int) -> tuple[U
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -150,7 +151,7 @@ def _read_UpdateFeaturesRequest_FeatureUpdateKey_0(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("UpdateFeaturesRequest.FeatureUpdateKey.feature", n - 1, end - pos)
@@ -238,7 +239,7 @@ def _read_UpdateFeaturesRequest_FeatureUpdateKey_1(buf: Buffer, pos: int, end: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("UpdateFeaturesRequest.FeatureUpdateKey.feature", n - 1, end - pos)
@@ -339,7 +340,7 @@ def _read_UpdateFeaturesResponse_UpdatableFeatureResult_0(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("UpdateFeaturesResponse.UpdatableFeatureResult.feature", n - 1, end - pos)
@@ -348,7 +349,7 @@ def _read_UpdateFeaturesResponse_UpdatableFeatureResult_0(buf: Buffer, pos: int,
         o.error_code, n = _unpack_hB(buf, pos)
         pos += 3
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -401,7 +402,7 @@ def _read_UpdateFeaturesResponse_0(buf: Buffer, pos: int, end: int) -> tuple[Upd
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -465,7 +466,7 @@ def _read_UpdateFeaturesResponse_2(buf: Buffer, pos: int, end: int) -> tuple[Upd
     o.throttle_time_ms, o.error_code, n = _unpack_ihB(buf, pos)
     pos += 7
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

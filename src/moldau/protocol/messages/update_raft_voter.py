@@ -24,6 +24,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -180,7 +181,7 @@ def _read_UpdateRaftVoterRequest_Listener_0(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("UpdateRaftVoterRequest.Listener.name", n - 1, end - pos)
@@ -189,7 +190,7 @@ def _read_UpdateRaftVoterRequest_Listener_0(buf: Buffer, pos: int, end: int, cou
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("UpdateRaftVoterRequest.Listener.host", n - 1, end - pos)
@@ -260,7 +261,7 @@ def _read_UpdateRaftVoterRequest_0(buf: Buffer, pos: int, end: int) -> tuple[Upd
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -340,7 +341,7 @@ def _read_UpdateRaftVoterResponse_CurrentLeader_0(buf: Buffer, pos: int, end: in
         o.leader_id, o.leader_epoch, n = _unpack_iiB(buf, pos)
         pos += 9
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("UpdateRaftVoterResponse.CurrentLeader.host", n - 1, end - pos)

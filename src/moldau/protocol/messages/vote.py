@@ -25,6 +25,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -261,7 +262,7 @@ def _read_VoteRequest_TopicData_0(buf: Buffer, pos: int, end: int, count: int) -
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("VoteRequest.TopicData.topic_name", n - 1, end - pos)
@@ -319,7 +320,7 @@ def _read_VoteRequest_0(buf: Buffer, pos: int, end: int) -> tuple[VoteRequest, i
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -413,7 +414,7 @@ def _read_VoteRequest_TopicData_1(buf: Buffer, pos: int, end: int, count: int) -
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("VoteRequest.TopicData.topic_name", n - 1, end - pos)
@@ -471,7 +472,7 @@ def _read_VoteRequest_1(buf: Buffer, pos: int, end: int) -> tuple[VoteRequest, i
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -562,7 +563,7 @@ def _read_VoteRequest_TopicData_2(buf: Buffer, pos: int, end: int, count: int) -
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("VoteRequest.TopicData.topic_name", n - 1, end - pos)
@@ -620,7 +621,7 @@ def _read_VoteRequest_2(buf: Buffer, pos: int, end: int) -> tuple[VoteRequest, i
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -728,7 +729,7 @@ def _read_VoteResponse_TopicData_0(buf: Buffer, pos: int, end: int, count: int) 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("VoteResponse.TopicData.topic_name", n - 1, end - pos)
@@ -832,7 +833,7 @@ def _read_VoteResponse_NodeEndpoint_1(buf: Buffer, pos: int, end: int, count: in
         o.node_id, n = _unpack_iB(buf, pos)
         pos += 5
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("VoteResponse.NodeEndpoint.host", n - 1, end - pos)

@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -314,7 +315,7 @@ def _read_WriteShareGroupStateRequest_0(buf: Buffer, pos: int, end: int) -> tupl
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("WriteShareGroupStateRequest.group_id", n - 1, end - pos)
@@ -460,7 +461,7 @@ def _read_WriteShareGroupStateRequest_1(buf: Buffer, pos: int, end: int) -> tupl
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("WriteShareGroupStateRequest.group_id", n - 1, end - pos)
@@ -532,7 +533,7 @@ def _read_WriteShareGroupStateResponse_PartitionResult_0(buf: Buffer, pos: int, 
         o.partition, o.error_code, n = _unpack_ihB(buf, pos)
         pos += 7
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -189,7 +190,7 @@ def _read_WriteTxnMarkersRequest_WritableTxnMarkerTopic_1(buf: Buffer, pos: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("WriteTxnMarkersRequest.WritableTxnMarkerTopic.name", n - 1, end - pos)
@@ -460,7 +461,7 @@ def _read_WriteTxnMarkersResponse_WritableTxnMarkerTopicResult_1(buf: Buffer, po
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("WriteTxnMarkersResponse.WritableTxnMarkerTopicResult.name", n - 1, end - pos)

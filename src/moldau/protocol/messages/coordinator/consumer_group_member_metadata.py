@@ -24,6 +24,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_tags,
@@ -190,7 +191,7 @@ def _read_ConsumerGroupMemberMetadataValue_ClassicProtocol_0(buf: Buffer, pos: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupMemberMetadataValue.ClassicProtocol.name", n - 1, end - pos)
@@ -289,7 +290,7 @@ def _read_ConsumerGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) ->
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -301,7 +302,7 @@ def _read_ConsumerGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) ->
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -313,7 +314,7 @@ def _read_ConsumerGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) ->
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConsumerGroupMemberMetadataValue.client_id", n - 1, end - pos)
@@ -322,7 +323,7 @@ def _read_ConsumerGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) ->
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConsumerGroupMemberMetadataValue.client_host", n - 1, end - pos)
@@ -342,7 +343,7 @@ def _read_ConsumerGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) ->
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -354,7 +355,7 @@ def _read_ConsumerGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) ->
     o.rebalance_timeout_ms, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

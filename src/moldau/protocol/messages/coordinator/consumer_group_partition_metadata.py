@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     null_error,
     read_compact_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_tags,
@@ -201,7 +202,7 @@ def _read_ConsumerGroupPartitionMetadataValue_TopicMetadata_0(buf: Buffer, pos: 
         o.topic_id, n = _unpack_uB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ConsumerGroupPartitionMetadataValue.TopicMetadata.topic_name", n - 1, end - pos)

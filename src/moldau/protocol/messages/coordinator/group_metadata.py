@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -665,7 +666,7 @@ def _read_GroupMetadataValue_MemberMetadata_4(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("GroupMetadataValue.MemberMetadata.member_id", n - 1, end - pos)
@@ -674,7 +675,7 @@ def _read_GroupMetadataValue_MemberMetadata_4(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -686,7 +687,7 @@ def _read_GroupMetadataValue_MemberMetadata_4(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("GroupMetadataValue.MemberMetadata.client_id", n - 1, end - pos)
@@ -695,7 +696,7 @@ def _read_GroupMetadataValue_MemberMetadata_4(buf: Buffer, pos: int, end: int, c
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("GroupMetadataValue.MemberMetadata.client_host", n - 1, end - pos)
@@ -791,7 +792,7 @@ def _read_GroupMetadataValue_4(buf: Buffer, pos: int, end: int) -> tuple[GroupMe
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("GroupMetadataValue.protocol_type", n - 1, end - pos)
@@ -800,7 +801,7 @@ def _read_GroupMetadataValue_4(buf: Buffer, pos: int, end: int) -> tuple[GroupMe
     o.generation, n = _unpack_iB(buf, pos)
     pos += 5
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -812,7 +813,7 @@ def _read_GroupMetadataValue_4(buf: Buffer, pos: int, end: int) -> tuple[GroupMe
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

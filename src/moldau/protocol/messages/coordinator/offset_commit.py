@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     length_error,
     read_tag,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -233,7 +234,7 @@ def _read_OffsetCommitValue_4(buf: Buffer, pos: int, end: int) -> tuple[OffsetCo
     o.offset, o.leader_epoch, n = _unpack_qiB(buf, pos)
     pos += 13
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("OffsetCommitValue.metadata", n - 1, end - pos)

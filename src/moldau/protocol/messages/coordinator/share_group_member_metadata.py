@@ -17,6 +17,7 @@ from moldau.protocol.wire import (
     null_error,
     read_compact_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_tags,
@@ -125,7 +126,7 @@ def _read_ShareGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -137,7 +138,7 @@ def _read_ShareGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ShareGroupMemberMetadataValue.client_id", n - 1, end - pos)
@@ -146,7 +147,7 @@ def _read_ShareGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> tu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ShareGroupMemberMetadataValue.client_host", n - 1, end - pos)

@@ -21,6 +21,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -159,7 +160,7 @@ def _read_ShareGroupStatePartitionMetadataValue_TopicPartitionsInfo_0(buf: Buffe
         o.topic_id, n = _unpack_uB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupStatePartitionMetadataValue.TopicPartitionsInfo.topic_name", n - 1, end - pos)
@@ -218,7 +219,7 @@ def _read_ShareGroupStatePartitionMetadataValue_TopicInfo_0(buf: Buffer, pos: in
         o.topic_id, n = _unpack_uB(buf, pos)
         pos += 17
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ShareGroupStatePartitionMetadataValue.TopicInfo.topic_name", n - 1, end - pos)

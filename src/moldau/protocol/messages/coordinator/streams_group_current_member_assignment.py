@@ -24,6 +24,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -175,7 +176,7 @@ def _read_StreamsGroupCurrentMemberAssignmentValue_TaskIds_0(buf: Buffer, pos: i
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupCurrentMemberAssignmentValue.TaskIds.subtopology_id", n - 1, end - pos)

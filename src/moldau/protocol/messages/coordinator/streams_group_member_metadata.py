@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -187,7 +188,7 @@ def _read_StreamsGroupMemberMetadataValue_Endpoint_0(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupMemberMetadataValue.Endpoint.host", n - 1, end - pos)
@@ -228,7 +229,7 @@ def _read_StreamsGroupMemberMetadataValue_KeyValue_0(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupMemberMetadataValue.KeyValue.key", n - 1, end - pos)
@@ -237,7 +238,7 @@ def _read_StreamsGroupMemberMetadataValue_KeyValue_0(buf: Buffer, pos: int, end:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupMemberMetadataValue.KeyValue.value", n - 1, end - pos)
@@ -282,7 +283,7 @@ def _read_StreamsGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> 
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -294,7 +295,7 @@ def _read_StreamsGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> 
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -306,7 +307,7 @@ def _read_StreamsGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> 
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("StreamsGroupMemberMetadataValue.client_id", n - 1, end - pos)
@@ -315,7 +316,7 @@ def _read_StreamsGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> 
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("StreamsGroupMemberMetadataValue.client_host", n - 1, end - pos)
@@ -324,7 +325,7 @@ def _read_StreamsGroupMemberMetadataValue_0(buf: Buffer, pos: int, end: int) -> 
     o.rebalance_timeout_ms, o.topology_epoch, n = _unpack_iiB(buf, pos)
     pos += 9
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("StreamsGroupMemberMetadataValue.process_id", n - 1, end - pos)

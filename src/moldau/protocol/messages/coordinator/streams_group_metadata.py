@@ -22,6 +22,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -143,7 +144,7 @@ def _read_StreamsGroupMetadataValue_LastAssignmentConfig_0(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupMetadataValue.LastAssignmentConfig.key", n - 1, end - pos)
@@ -152,7 +153,7 @@ def _read_StreamsGroupMetadataValue_LastAssignmentConfig_0(buf: Buffer, pos: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupMetadataValue.LastAssignmentConfig.value", n - 1, end - pos)

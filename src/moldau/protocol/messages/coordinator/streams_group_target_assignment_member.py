@@ -19,6 +19,7 @@ from moldau.protocol.wire import (
     null_error,
     read_int32s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -147,7 +148,7 @@ def _read_StreamsGroupTargetAssignmentMemberValue_TaskIds_0(buf: Buffer, pos: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupTargetAssignmentMemberValue.TaskIds.subtopology_id", n - 1, end - pos)

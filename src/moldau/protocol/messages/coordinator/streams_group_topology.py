@@ -20,6 +20,7 @@ from moldau.protocol.wire import (
     read_compact_strings,
     read_int16s,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_int16s,
@@ -215,7 +216,7 @@ def _read_StreamsGroupTopologyValue_TopicConfig_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupTopologyValue.TopicConfig.key", n - 1, end - pos)
@@ -224,7 +225,7 @@ def _read_StreamsGroupTopologyValue_TopicConfig_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupTopologyValue.TopicConfig.value", n - 1, end - pos)
@@ -271,7 +272,7 @@ def _read_StreamsGroupTopologyValue_TopicInfo_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupTopologyValue.TopicInfo.name", n - 1, end - pos)
@@ -410,7 +411,7 @@ def _read_StreamsGroupTopologyValue_Subtopology_0(buf: Buffer, pos: int, end: in
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("StreamsGroupTopologyValue.Subtopology.subtopology_id", n - 1, end - pos)

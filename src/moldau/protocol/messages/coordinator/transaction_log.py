@@ -24,6 +24,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_int32s,
     write_tags,
@@ -254,7 +255,7 @@ def _read_TransactionLogValue_PartitionsSchema_1(buf: Buffer, pos: int, end: int
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("TransactionLogValue.PartitionsSchema.topic", n - 1, end - pos)

@@ -14,6 +14,7 @@ from moldau.protocol.wire import (
     check_uuid,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -76,7 +77,7 @@ def _read_AccessControlEntryRecord_0(buf: Buffer, pos: int, end: int) -> tuple[A
     o.id, o.resource_type, n = _unpack_ubB(buf, pos)
     pos += 18
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("AccessControlEntryRecord.resource_name", n - 1, end - pos)
@@ -85,7 +86,7 @@ def _read_AccessControlEntryRecord_0(buf: Buffer, pos: int, end: int) -> tuple[A
     o.pattern_type, n = _unpack_bB(buf, pos)
     pos += 2
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("AccessControlEntryRecord.principal", n - 1, end - pos)
@@ -94,7 +95,7 @@ def _read_AccessControlEntryRecord_0(buf: Buffer, pos: int, end: int) -> tuple[A
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("AccessControlEntryRecord.host", n - 1, end - pos)

@@ -15,6 +15,7 @@ from moldau.protocol.wire import (
     length_error,
     read_tag,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -60,7 +61,7 @@ def _read_BeginTransactionRecord_0(buf: Buffer, pos: int, end: int) -> tuple[Beg
                 n = buf[pos]
                 pos += 1
                 if n > 0x7F:
-                    n, pos = uvarint_rest(buf, pos, n)
+                    n, pos = text_rest(buf, pos, n)
                 if n:
                     stop = pos + n - 1
                     if stop > tag_end:

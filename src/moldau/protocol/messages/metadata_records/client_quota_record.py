@@ -16,6 +16,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -85,7 +86,7 @@ def _read_ClientQuotaRecord_EntityData_0(buf: Buffer, pos: int, end: int, count:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("ClientQuotaRecord.EntityData.entity_type", n - 1, end - pos)
@@ -94,7 +95,7 @@ def _read_ClientQuotaRecord_EntityData_0(buf: Buffer, pos: int, end: int, count:
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         if n:
             stop = pos + n - 1
             if stop > end:
@@ -159,7 +160,7 @@ def _read_ClientQuotaRecord_0(buf: Buffer, pos: int, end: int) -> tuple[ClientQu
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ClientQuotaRecord.key", n - 1, end - pos)

@@ -12,6 +12,7 @@ from moldau.protocol.wire import (
     Buffer,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -57,7 +58,7 @@ def _read_ConfigRecord_0(buf: Buffer, pos: int, end: int) -> tuple[ConfigRecord,
     o.resource_type, n = _unpack_bB(buf, pos)
     pos += 2
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConfigRecord.resource_name", n - 1, end - pos)
@@ -66,7 +67,7 @@ def _read_ConfigRecord_0(buf: Buffer, pos: int, end: int) -> tuple[ConfigRecord,
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("ConfigRecord.name", n - 1, end - pos)
@@ -75,7 +76,7 @@ def _read_ConfigRecord_0(buf: Buffer, pos: int, end: int) -> tuple[ConfigRecord,
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -15,6 +15,7 @@ from moldau.protocol.wire import (
     null_error,
     read_compact_strings,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_compact_strings,
     write_tags,
@@ -70,7 +71,7 @@ def _read_DelegationTokenRecord_0(buf: Buffer, pos: int, end: int) -> tuple[Dele
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("DelegationTokenRecord.owner", n - 1, end - pos)
@@ -79,7 +80,7 @@ def _read_DelegationTokenRecord_0(buf: Buffer, pos: int, end: int) -> tuple[Dele
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("DelegationTokenRecord.requester", n - 1, end - pos)
@@ -99,7 +100,7 @@ def _read_DelegationTokenRecord_0(buf: Buffer, pos: int, end: int) -> tuple[Dele
     o.issue_timestamp, o.max_timestamp, o.expiration_timestamp, n = _unpack_qqqB(buf, pos)
     pos += 25
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("DelegationTokenRecord.token_id", n - 1, end - pos)

@@ -25,6 +25,7 @@ from moldau.protocol.wire import (
     read_unknown_tags,
     read_uuids,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uuids,
@@ -156,7 +157,7 @@ def _read_RegisterBrokerRecord_BrokerEndpoint_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RegisterBrokerRecord.BrokerEndpoint.name", n - 1, end - pos)
@@ -165,7 +166,7 @@ def _read_RegisterBrokerRecord_BrokerEndpoint_0(buf: Buffer, pos: int, end: int,
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RegisterBrokerRecord.BrokerEndpoint.host", n - 1, end - pos)
@@ -213,7 +214,7 @@ def _read_RegisterBrokerRecord_BrokerFeature_0(buf: Buffer, pos: int, end: int, 
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RegisterBrokerRecord.BrokerFeature.name", n - 1, end - pos)
@@ -278,7 +279,7 @@ def _read_RegisterBrokerRecord_0(buf: Buffer, pos: int, end: int) -> tuple[Regis
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -375,7 +376,7 @@ def _read_RegisterBrokerRecord_1(buf: Buffer, pos: int, end: int) -> tuple[Regis
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -469,7 +470,7 @@ def _read_RegisterBrokerRecord_2(buf: Buffer, pos: int, end: int) -> tuple[Regis
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -560,7 +561,7 @@ def _read_RegisterBrokerRecord_3(buf: Buffer, pos: int, end: int) -> tuple[Regis
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:
@@ -682,7 +683,7 @@ def _read_RegisterBrokerRecord_4(buf: Buffer, pos: int, end: int) -> tuple[Regis
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     if n:
         stop = pos + n - 1
         if stop > end:

@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -122,7 +123,7 @@ def _read_RegisterControllerRecord_ControllerEndpoint_0(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RegisterControllerRecord.ControllerEndpoint.name", n - 1, end - pos)
@@ -131,7 +132,7 @@ def _read_RegisterControllerRecord_ControllerEndpoint_0(buf: Buffer, pos: int, e
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RegisterControllerRecord.ControllerEndpoint.host", n - 1, end - pos)
@@ -179,7 +180,7 @@ def _read_RegisterControllerRecord_ControllerFeature_0(buf: Buffer, pos: int, en
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RegisterControllerRecord.ControllerFeature.name", n - 1, end - pos)

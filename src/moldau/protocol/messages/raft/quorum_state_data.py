@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     count_error,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -120,7 +121,7 @@ def _read_QuorumStateData_0(buf: Buffer, pos: int, end: int) -> tuple[QuorumStat
     n = buf[pos]
     pos += 1
     if n > 0x7F:
-        n, pos = uvarint_rest(buf, pos, n)
+        n, pos = text_rest(buf, pos, n)
     stop = pos + n - 1
     if stop > end or not n:
         raise length_error("QuorumStateData.cluster_id", n - 1, end - pos)

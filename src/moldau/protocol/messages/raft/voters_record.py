@@ -18,6 +18,7 @@ from moldau.protocol.wire import (
     length_error,
     null_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -132,7 +133,7 @@ def _read_VotersRecord_Endpoint_0(buf: Buffer, pos: int, end: int, count: int) -
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("VotersRecord.Endpoint.name", n - 1, end - pos)
@@ -141,7 +142,7 @@ def _read_VotersRecord_Endpoint_0(buf: Buffer, pos: int, end: int, count: int) -
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("VotersRecord.Endpoint.host", n - 1, end - pos)

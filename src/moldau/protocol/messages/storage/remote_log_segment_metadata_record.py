@@ -23,6 +23,7 @@ from moldau.protocol.wire import (
     read_tag,
     read_unknown_tags,
     tag_error,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -166,7 +167,7 @@ def _read_RemoteLogSegmentMetadataRecord_TopicIdPartitionEntry_0(buf: Buffer, po
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RemoteLogSegmentMetadataRecord.TopicIdPartitionEntry.name", n - 1, end - pos)

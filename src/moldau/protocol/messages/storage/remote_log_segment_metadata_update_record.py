@@ -16,6 +16,7 @@ from moldau.protocol.wire import (
     check_uuid,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -117,7 +118,7 @@ def _read_RemoteLogSegmentMetadataUpdateRecord_TopicIdPartitionEntry_0(buf: Buff
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RemoteLogSegmentMetadataUpdateRecord.TopicIdPartitionEntry.name", n - 1, end - pos)

@@ -16,6 +16,7 @@ from moldau.protocol.wire import (
     check_uuid,
     length_error,
     read_unknown_tags,
+    text_rest,
     uvarint_rest,
     write_tags,
     write_uvarint,
@@ -91,7 +92,7 @@ def _read_RemotePartitionDeleteMetadataRecord_TopicIdPartitionEntry_0(buf: Buffe
         n = buf[pos]
         pos += 1
         if n > 0x7F:
-            n, pos = uvarint_rest(buf, pos, n)
+            n, pos = text_rest(buf, pos, n)
         stop = pos + n - 1
         if stop > end or not n:
             raise length_error("RemotePartitionDeleteMetadataRecord.TopicIdPartitionEntry.name", n - 1, end - pos)
