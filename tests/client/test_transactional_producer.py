@@ -221,7 +221,15 @@ def test_an_abort_drops_what_did_not_leave_and_waits_for_what_did(
         topic = new_topic()
         bootstrap = transactions_server.bootstrap
         await make_topic(bootstrap, topic)
-        async with transactional(bootstrap, topic, linger_ms=100_000) as producer:
+        seen: list[tuple[str, int]] = []
+        async with (
+            Proxy(
+                bootstrap,
+                on_request=lambda api_key, _: seen.append(("request", api_key)),
+                on_response=lambda api_key, _: seen.append(("response", api_key)),
+            ) as proxy,
+            transactional(proxy.bootstrap, topic, linger_ms=100_000) as producer,
+        ):
             await producer.init_transactions()
             producer.begin_transaction()
             first = await producer.send(topic, b"first")
@@ -235,6 +243,8 @@ def test_an_abort_drops_what_did_not_leave_and_waits_for_what_did(
             await producer.abort_transaction()
             assert first.exception() is None and sent.exception() is None
             assert isinstance(unsent.exception(), TransactionAborted)
+            end = seen.index(("request", ApiKey.END_TXN))
+            assert seen[:end].count(("response", ApiKey.PRODUCE)) == 2
             await flushing
             async with producer.transaction():
                 await producer.send(topic, b"kept")
@@ -486,8 +496,8 @@ def test_the_blocking_producer_has_transactions_too(transactions_server: Server,
             producer.send(topic, b"aborted").result(30)
             raise ZeroDivisionError
         producer.begin_transaction()
-        handles = [producer.send(topic, b"%d" % i) for i in range(500, 3000)]
         producer.send_offsets_to_transaction({TopicPartition(topic, 0): 4}, topic)
+        handles = [producer.send(topic, b"%d" % i) for i in range(500, 3000)]
         producer.commit_transaction()
         assert all(handle.done() and handle.result().offset > 500 for handle in handles)
         producer.begin_transaction()
