@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ from moldau.protocol.messages.txn_offset_commit import TxnOffsetCommitResponse
 from tests.client.conftest import Server
 from tests.client.proxy import Cut, Proxy, Swallow
 from tests.client.test_producer import refuse
+from tests.oracle import ApacheKafka, require_oracle
 
 SECONDS_MAX = 60
 READ_COMMITTED = IsolationLevel.READ_COMMITTED
@@ -219,21 +221,35 @@ def test_an_abort_drops_what_did_not_leave_and_waits_for_what_did(
         topic = new_topic()
         bootstrap = transactions_server.bootstrap
         await make_topic(bootstrap, topic)
-        async with transactional(bootstrap, topic, linger_ms=100_000) as producer:
+        seen: list[tuple[str, int]] = []
+        async with (
+            Proxy(
+                bootstrap,
+                on_request=lambda api_key, _: seen.append(("request", api_key)),
+                on_response=lambda api_key, _: seen.append(("response", api_key)),
+            ) as proxy,
+            transactional(proxy.bootstrap, topic, linger_ms=100_000) as producer,
+        ):
             await producer.init_transactions()
             producer.begin_transaction()
+            first = await producer.send(topic, b"first")
+            await producer.flush()
             sent = await producer.send(topic, b"sent")
             flushing = asyncio.create_task(producer.flush())
-            await asyncio.sleep(0)  # the batch is due; it leaves in this turn of the loop, or the next
-            await flushing
+            while producer.buffered_bytes and not producer._in_flight_requests.get(1):
+                await asyncio.sleep(0)
+            assert not sent.done()
             unsent = await producer.send(topic, b"unsent")
             await producer.abort_transaction()
-            assert sent.exception() is None
+            assert first.exception() is None and sent.exception() is None
             assert isinstance(unsent.exception(), TransactionAborted)
+            end = seen.index(("request", ApiKey.END_TXN))
+            assert seen[:end].count(("response", ApiKey.PRODUCE)) == 2
+            await flushing
             async with producer.transaction():
                 await producer.send(topic, b"kept")
         everything = await read(bootstrap, topic, isolation_level=IsolationLevel.READ_UNCOMMITTED)
-        assert [one.value for one in everything] == [b"sent", b"kept"]
+        assert [one.value for one in everything] == [b"first", b"sent", b"kept"]
         assert await values(bootstrap, topic) == [b"kept"]
 
     run(test)
@@ -480,8 +496,8 @@ def test_the_blocking_producer_has_transactions_too(transactions_server: Server,
             producer.send(topic, b"aborted").result(30)
             raise ZeroDivisionError
         producer.begin_transaction()
-        handles = [producer.send(topic, b"%d" % i) for i in range(500, 3000)]
         producer.send_offsets_to_transaction({TopicPartition(topic, 0): 4}, topic)
+        handles = [producer.send(topic, b"%d" % i) for i in range(500, 3000)]
         producer.commit_transaction()
         assert all(handle.done() and handle.result().offset > 500 for handle in handles)
         producer.begin_transaction()
@@ -762,8 +778,14 @@ def test_refusals_that_pass_are_waited_out(
         bootstrap = transactions_server.bootstrap
         await make_topic(bootstrap, topic)
         fault = Fault(api_key, 3, code=code)
+        asked: list[int] = []
+
+        def on_request(api_key: int, message: Any) -> Any:
+            asked.append(api_key)
+            return fault.on_request(api_key, message)
+
         async with (
-            Proxy(bootstrap, on_request=fault.on_request) as proxy,
+            Proxy(bootstrap, on_request=on_request) as proxy,
             transactional(proxy.bootstrap, topic) as producer,
         ):
             await producer.init_transactions()
@@ -772,6 +794,8 @@ def test_refusals_that_pass_are_waited_out(
                 await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, topic)
         assert not fault.left
         assert await values(bootstrap, topic) == [b"kept"]
+        if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
+            assert asked.count(ApiKey.FIND_COORDINATOR) >= 2 + 3  # it moved: looked for again each time
 
     run(test)
 
@@ -1076,6 +1100,46 @@ def test_a_lost_batch_with_explicit_partitions_brings_a_new_epoch_by_asking_for_
         assert await values(explicit_server.bootstrap, topic) == [b"kept"]
 
     run(test)
+
+
+def test_the_generation_may_change_under_a_running_producer(tmp_path: Path, new_topic: Callable[[], str]) -> None:
+    require_oracle()
+    older = ("--feature", "transaction.version=1")
+    topic = new_topic()
+
+    async def test() -> None:
+        bootstrap = kafka.bootstrap
+        await make_topic(bootstrap, topic)
+        kept: list[bytes] = []
+        async with (
+            ClusterClient(bootstrap) as client,
+            Proxy(bootstrap) as proxy,
+            transactional(proxy.bootstrap, topic) as producer,
+        ):
+            await producer.init_transactions()
+            for number, (level, kind, is_cut) in enumerate(
+                (
+                    (1, None, False),
+                    (2, admin.UpgradeType.UPGRADE, False),  # the producer has not heard of it
+                    (2, None, True),  # a new connection tells
+                    (1, admin.UpgradeType.SAFE_DOWNGRADE, True),
+                )
+            ):
+                if kind is not None:
+                    await admin.update_features(client, {"transaction.version": level}, upgrade_type=kind)
+                if is_cut:
+                    proxy.cut_all()
+                for index in range(2):
+                    async with producer.transaction():
+                        await producer.send(topic, b"%d-%d" % (number, index))
+                    kept.append(b"%d-%d" % (number, index))
+                    producer.begin_transaction()
+                    await (await producer.send(topic, b"aborted"))
+                    await producer.abort_transaction()
+        assert await values(bootstrap, topic) == kept
+
+    with ApacheKafka(tmp_path, format_options=older) as kafka:
+        run(test)
 
 
 @pytest.mark.parametrize(
