@@ -175,6 +175,57 @@ def test_a_new_instance_aborts_what_the_old_one_left(transactions: Transactions,
         )
 
 
+EPOCH_MAX = 32_767
+REQUESTS_IN_FLIGHT = 400
+
+
+def use_up_epochs(side: Side, name: str, last: int) -> None:
+    """Ask for a producer id again and again, without waiting for each answer, until its epoch is so high."""
+    request = InitProducerIdRequest(name, TIMEOUT_MS)
+    while producer(side, name).epoch < last:
+        count = min(REQUESTS_IN_FLIGHT, last - producer(side, name).epoch)
+        side.wire.send(b"".join(side.wire.frame(request, 4) for _ in range(count)))
+        for _ in range(count):
+            answer: Any = side.wire.decode(request.API_KEY, side.wire.receive(), 4)
+            assert answer.error_code == 0, (side.name, answer)
+        learn(side, name, answer)
+
+
+def test_epochs_run_out(transactions: Transactions) -> None:
+    name, topic = transactions.init(), transactions.create("t")
+    for side in transactions.sides:
+        use_up_epochs(side, name, EPOCH_MAX - 4)
+
+    def with_epoch(side: Side) -> InitProducerIdRequest:
+        one = producer(side, name)
+        return InitProducerIdRequest(name, TIMEOUT_MS, one.producer_id, one.epoch)
+
+    for step in range(2):
+        init_answers(transactions, 5, with_epoch, f"with its epoch, step {step}")
+    transactions.begin(name, {topic: [0]})
+    transactions.send(name, topic, b"almost")
+    version = versions_of(26)[-1] if transactions.level >= 2 else 4
+    for step in range(3):
+        if version >= 5:
+            init_answers(
+                transactions, version, lambda side: end(producer(side, name), commit=True), f"the end, step {step}"
+            )
+        else:
+            transactions.end(name, commit=True)
+        for side in transactions.sides:
+            wait_until_finished(side, name)
+        describe(transactions, name, f"ended, step {step}")
+        transactions.begin(name, {topic: [0]})
+        describe(transactions, name, f"begun, step {step}")
+    for step in range(4):
+        init_answers(transactions, 4, InitProducerIdRequest(name, TIMEOUT_MS), f"a new instance, step {step}")
+        for side in transactions.sides:
+            wait_until_finished(side, name)
+        describe(transactions, name, f"a new instance, step {step}")
+    ours, theirs = (list(logged(side, name))[-12:] for side in transactions.sides)
+    assert ours == theirs
+
+
 # -- adding ------------------------------------------------------------------------------------------------------------
 
 

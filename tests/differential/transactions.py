@@ -7,7 +7,7 @@ with CONCURRENT_TRANSACTIONS. Scenarios ask again until that is over, and compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,12 @@ class Transactions(Pair):
     def __init__(self, left: Side, right: Side, prefix: str, level: int) -> None:
         super().__init__(left, right, prefix)
         self.level = level
+
+    def create(
+        self, name: str, partitions: int = 1, configs: dict[str, str] | None = None, *, batches: Sequence[bytes] = ()
+    ) -> str:
+        # For ever: the records are old, and Kafka looks for old ones now and then.
+        return super().create(name, partitions, {"retention.ms": "-1", **(configs or {})}, batches=batches)
 
     # -- the stage: not compared ---------------------------------------------------------------------------------------
 

@@ -90,9 +90,12 @@ class Effect(StrEnum):
 REASONS = {
     "": "",
     "later": " Not acted on yet.",
+    "held": " Without effect: Moldau holds such a request back instead of asking again.",
     "jmx": " Without effect: Moldau shows its metrics to Prometheus.",
     "jvm": " Without effect: it belongs to the Java runtime.",
     "kerberos": " Without effect: Moldau does not speak Kerberos.",
+    "on time": " Without effect: Moldau ends a transaction at the moment when its time is up.",
+    "pieces": " Without effect: Moldau loads in pieces so small that others are served meanwhile.",
     "plugin": " Without effect: Moldau loads no Java classes.",
     "purgatory": " Without effect: Moldau forgets a request as soon as it is answered.",
     "telemetry": " Without effect: Moldau does not collect clients' metrics.",
