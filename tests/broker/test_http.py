@@ -92,3 +92,29 @@ def test_groups_show_their_offsets_lag_and_rebalances() -> None:
     assert metrics['moldau_consumergroup_rebalances_total{consumergroup="billing"}'] == 1
     seconds = metrics['moldau_consumergroup_rebalance_seconds_total{consumergroup="billing"}']
     assert 0 < seconds == group.history.total_ms / 1000
+
+
+def test_metrics_tell_of_open_transactions_and_of_how_they_ended() -> None:
+    with Broker({"moldau.http.listener": "127.0.0.1:0"}) as broker:
+        settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": "one"}
+        producer = Producer(settings)
+        producer.init_transactions(SECONDS_MAX)
+        for end in (producer.commit_transaction, producer.commit_transaction, producer.abort_transaction):
+            producer.begin_transaction()
+            producer.produce("orders", b"x", partition=0)
+            producer.flush(SECONDS_MAX)
+            end(SECONDS_MAX)
+        producer.begin_transaction()
+        for _ in range(3):
+            producer.produce("orders", b"x", partition=0)
+        assert producer.flush(SECONDS_MAX) == 0
+        metrics = dict(line.rsplit(" ", 1) for line in get(broker, "/metrics").splitlines() if line[0] != "#")
+        assert float(metrics["moldau_transactions_open"]) == 1
+        assert float(metrics["moldau_transaction_oldest_age_seconds"]) >= 0
+        assert float(metrics["moldau_transactions_committed_total"]) == 2
+        assert float(metrics["moldau_transactions_aborted_total"]) == 1
+        lag = 'kafka_cluster_partition_laststableoffsetlag{partition="0",topic="orders"}'
+        assert float(metrics[lag]) == 3
+        producer.abort_transaction(SECONDS_MAX)
+        metrics = dict(line.rsplit(" ", 1) for line in get(broker, "/metrics").splitlines() if line[0] != "#")
+        assert (float(metrics["moldau_transactions_open"]), float(metrics[lag])) == (0, 0)

@@ -63,6 +63,7 @@ class TransactionPlay:
         # Markers that were ordered and are not reported as written yet.
         self.orders: list[WriteMarkers] = []
         self.writes_markers_at_once = True
+        self.commits = self.aborts = 0
         self._tokens = 0
         self._start()
 
@@ -161,6 +162,8 @@ class TransactionPlay:
         """Every marker that was ordered is written."""
         orders, self.orders = self.orders, []
         for order in orders:
+            self.commits += order.committed
+            self.aborts += not order.committed
             self.shard.submit(MarkersWritten(order.transactional_id, order.producer), self.moment)
         if orders:
             self._finish_turns()

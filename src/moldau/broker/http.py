@@ -102,6 +102,11 @@ class _Collector:
             from moldau.broker.group_metrics import group_families
 
             yield from group_families(self._node, groups, GaugeMetricFamily, CounterMetricFamily)
+        transactions = self._node.transactions_in_use
+        if transactions is not None:
+            from moldau.broker.transaction_metrics import transaction_families
+
+            yield from transaction_families(self._node, transactions, GaugeMetricFamily, CounterMetricFamily)
 
     def _cluster(self, gauge: Any) -> Iterator[Any]:
         node, image = self._node, self._node.image
@@ -132,6 +137,9 @@ class _Collector:
         )
         at_min_isr = gauge("kafka_cluster_partition_atminisr", "Exactly min.insync.replicas in sync.", labels=labels)
         replica_counts = gauge("kafka_cluster_partition_replicascount", "Replicas of a partition.", labels=labels)
+        unstable = gauge(
+            "kafka_cluster_partition_laststableoffsetlag", "Records that wait for a transaction's end.", labels=labels
+        )
         for topic in image.topics.values():
             counts.add_metric([topic.name], len(topic.partitions))
             replicas = node.replicas.by_name(topic.name) or []
@@ -156,8 +164,9 @@ class _Collector:
                     under += lagging
                     families["current_offset"].add_metric(where, partition.high_watermark)
                     under_min_isr.add_metric(where, len(assigned.isr) < partition.min_in_sync)
+                    unstable.add_metric(where, partition.high_watermark - partition.last_stable_offset)
                     at_min_isr.add_metric(where, len(assigned.isr) == partition.min_in_sync)
-        yield from (counts, *families.values(), sizes, under_min_isr, at_min_isr, replica_counts)
+        yield from (counts, *families.values(), sizes, under_min_isr, at_min_isr, replica_counts, unstable)
         manager = "kafka_server_replicamanager"
         yield gauge(f"{manager}_leadercount", "Partitions that this broker leads.", value=leading)
         yield gauge(f"{manager}_partitioncount", "Partitions that this broker holds.", value=held)

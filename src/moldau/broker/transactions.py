@@ -31,6 +31,8 @@ class Transactions:
         self._node = node
         self._settings = NodeTransactionSettings(node)
         self.markers = Markers(node)
+        self.committed_count = 0
+        self.aborted_count = 0
         self.coordinator: Coordinator[TransactionMachine] = Coordinator(node, TRANSACTIONS_TOPIC, self._make_machine)
 
     def _make_machine(self, partition: Partition) -> TransactionMachine:
@@ -108,6 +110,10 @@ class _Outbox:
         return self._partition.leader is not None and self._partition.leader_epoch == self._epoch
 
     def _report(self, order: WriteMarkers) -> None:
+        if order.committed:
+            self._transactions.committed_count += 1
+        else:
+            self._transactions.aborted_count += 1
         try:
             self._transactions.coordinator.submit(
                 order.transactional_id, MarkersWritten(order.transactional_id, order.producer)

@@ -57,8 +57,6 @@ class TransactionMachine:
         self._outbox = outbox
         self._say = say
         self.transactions: dict[str, Transaction] = {}
-        self.commits_count = 0
-        self.aborts_count = 0
         self._held: dict[str, list[_Held]] = {}
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
         self._unknown_kinds = False
@@ -226,10 +224,6 @@ class TransactionMachine:
             or event.producer != (transaction.producer_id, transaction.epoch)
         ):
             return  # told twice: before and after the shard was loaded anew
-        if transaction.state is TransactionState.PREPARE_COMMIT:
-            self.commits_count += 1
-        else:
-            self.aborts_count += 1
         transaction = transaction.completed(step.wall_ms)
         self._put(transaction, step)
         for held in self._take_held(event.transactional_id):
