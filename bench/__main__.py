@@ -2,7 +2,7 @@
 
     python -m bench [ROW...] [--rounds 3]
 
-Rows: start, load, partitions, recovery, groups. Run it on a machine with nothing else to do.
+Rows: start, load, partitions, recovery, groups, transactions. Run it on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
-from bench import group_rows, rows
+from bench import group_rows, rows, transaction_rows
 from bench.report import Row, write_results
 
 HERE = Path(__file__).parent
@@ -28,6 +28,7 @@ ROWS: dict[str, Callable[[list[Row], int], None]] = {
     "partitions": rows.partitions,
     "recovery": rows.recovery,
     "groups": group_rows.groups,
+    "transactions": transaction_rows.transactions,
 }
 
 
