@@ -31,9 +31,19 @@ static void set(rd_kafka_conf_t *conf, const char *key, const char *value) {
     }
 }
 
+/* Arguments of the form key=value: settings of the client. */
+static char **options;
+
 static rd_kafka_t *make(rd_kafka_type_t type, rd_kafka_conf_t *conf, const char *broker) {
     char error[512];
     set(conf, "bootstrap.servers", broker);
+    for (char **option = options; *option; option++) {
+        char *value = strchr(*option, '=');
+        if (!value) continue;
+        *value = 0;
+        set(conf, *option, value + 1);
+        *value = '=';
+    }
     rd_kafka_t *client = rd_kafka_new(type, conf, error, sizeof error);
     if (!client) {
         fprintf(stderr, "%s\n", error);
@@ -269,10 +279,11 @@ static int commit(char **argv) {
 }
 
 int main(int argc, char **argv) {
+    options = argv;
     if (argc >= 6 && !strcmp(argv[1], "produce")) return produce(argv);
     if (argc >= 5 && !strcmp(argv[1], "consume")) return consume(argv);
     if (argc >= 7 && !strcmp(argv[1], "latency")) return latency(argv);
     if (argc >= 6 && !strcmp(argv[1], "commit")) return commit(argv);
-    fprintf(stderr, "usage: rdload produce|consume|latency|commit BROKER TOPIC ...\n");
+    fprintf(stderr, "usage: rdload produce|consume|latency|commit BROKER TOPIC ... [key=value ...]\n");
     return 2;
 }

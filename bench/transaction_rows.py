@@ -191,7 +191,7 @@ def read_committed(rows: list[Row], servers: tuple[Server, ...], rounds: int) ->
     for _ in range(rounds + 1):
         for server in servers:
             answer = run(
-                "rdload", "consume", server.bootstrap, topics[server], str(visible), "C.isolation.level=read_committed"
+                "rdload", "consume", server.bootstrap, topics[server], str(visible), "isolation.level=read_committed"
             )
             values_of(row, server).append(answer["mb_per_second"])
     del row.moldau[0], row.kafka[0]  # the first warms up
@@ -205,7 +205,7 @@ def idempotence(rows: list[Row], servers: tuple[Server, ...], rounds: int) -> No
             rates = []
             for setting in ("true", "false"):
                 (topic,) = create(server, 1, 1, f"idempotence-{setting}-{number}-")
-                option = f"P.enable.idempotence={setting}"
+                option = f"enable.idempotence={setting}"
                 answer = run("rdload", "produce", server.bootstrap, topic, "2000000", "100", option)
                 rates.append(answer["mb_per_second"])
             values_of(row, server).append(rates[0] / rates[1])
