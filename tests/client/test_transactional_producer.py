@@ -485,7 +485,9 @@ def test_the_blocking_producer_has_transactions_too(transactions_server: Server,
     topic = new_topic()
     bootstrap = transactions_server.bootstrap
     asyncio.run(make_topic(bootstrap, topic))
-    with BlockingProducer({"bootstrap.servers": bootstrap, "transactional.id": topic}) as producer:
+    # So little room that records still wait for it when the commit is called.
+    small = {"batch.size": 1_000, "buffer.memory": 4_000, "linger.ms": 0}
+    with BlockingProducer({"bootstrap.servers": bootstrap, "transactional.id": topic, **small}) as producer:
         with pytest.raises(WrongTransactionState, match="init_transactions"):
             producer.send(topic, b"early")
         producer.init_transactions()
