@@ -485,7 +485,9 @@ def test_the_blocking_producer_has_transactions_too(transactions_server: Server,
     topic = new_topic()
     bootstrap = transactions_server.bootstrap
     asyncio.run(make_topic(bootstrap, topic))
-    with BlockingProducer({"bootstrap.servers": bootstrap, "transactional.id": topic}) as producer:
+    # So little room that records still wait for it when the commit is called.
+    small = {"batch.size": 1_000, "buffer.memory": 4_000, "linger.ms": 0}
+    with BlockingProducer({"bootstrap.servers": bootstrap, "transactional.id": topic, **small}) as producer:
         with pytest.raises(WrongTransactionState, match="init_transactions"):
             producer.send(topic, b"early")
         producer.init_transactions()
@@ -999,7 +1001,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.keys: list[int] = []
-        self.epochs: list[tuple[int, int]] = []
+        self.epochs: list[tuple[int, int]] = []  # and sequences, once each: a slow broker sees some of them again
         self.transactional_ids: set[str | None] = set()
         self.topics: set[str] = set()
 
@@ -1012,7 +1014,8 @@ class Heard:
                 for one in topic.partition_data:
                     header = read_header(one.records)
                     assert header.is_transactional
-                    self.epochs.append((header.producer_epoch, header.base_sequence))
+                    if (header.producer_epoch, header.base_sequence) not in self.epochs:
+                        self.epochs.append((header.producer_epoch, header.base_sequence))
 
 
 def test_with_implicit_partitions_nothing_is_added_and_each_end_brings_an_epoch(
@@ -1033,7 +1036,8 @@ def test_with_implicit_partitions_nothing_is_added_and_each_end_brings_an_epoch(
                         await (await producer.send(topic, b"x"))
                     await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, topic)
         assert not {ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN} & set(heard.keys)
-        assert heard.keys.count(ApiKey.END_TXN) == 3 and heard.keys.count(ApiKey.INIT_PRODUCER_ID) == 1
+        assert heard.keys.count(ApiKey.END_TXN) >= 3
+        assert ApiKey.INIT_PRODUCER_ID not in heard.keys[heard.keys.index(ApiKey.PRODUCE) :]
         first = heard.epochs[0][0]
         assert heard.epochs == [(first + number, sequence) for number in range(3) for sequence in range(2)]
         assert heard.transactional_ids == {topic}
@@ -1061,7 +1065,7 @@ def test_with_explicit_partitions_each_is_added_once_a_transaction_and_the_epoch
         assert heard.keys.count(ApiKey.ADD_PARTITIONS_TO_TXN) >= 3 <= heard.keys.count(ApiKey.ADD_OFFSETS_TO_TXN)
         assert heard.keys.index(ApiKey.ADD_PARTITIONS_TO_TXN) < heard.keys.index(ApiKey.PRODUCE)
         assert heard.keys.index(ApiKey.ADD_OFFSETS_TO_TXN) < heard.keys.index(ApiKey.TXN_OFFSET_COMMIT)
-        assert heard.keys.count(ApiKey.INIT_PRODUCER_ID) == 1
+        assert ApiKey.INIT_PRODUCER_ID not in heard.keys[heard.keys.index(ApiKey.PRODUCE) :]
         assert heard.topics == {topic}  # in the older versions of Produce topics have names
         first = heard.epochs[0][0]
         assert heard.epochs == [(first, sequence) for sequence in range(6)]
@@ -1094,7 +1098,7 @@ def test_a_lost_batch_with_explicit_partitions_brings_a_new_epoch_by_asking_for_
             await producer.abort_transaction()
             async with producer.transaction():
                 await producer.send(topic, b"kept")
-        assert heard.keys.count(ApiKey.INIT_PRODUCER_ID) >= 2  # again while the abort completes
+        assert ApiKey.INIT_PRODUCER_ID in heard.keys[heard.keys.index(ApiKey.END_TXN) :]
         (first, _), *_, (last, sequence) = heard.epochs
         assert last > first and sequence == 0
         assert await values(explicit_server.bootstrap, topic) == [b"kept"]
