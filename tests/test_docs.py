@@ -263,8 +263,10 @@ def test_the_metrics_and_events_of_operations_are_the_brokers() -> None:
     with Broker({"moldau.http.listener": "127.0.0.1:0"}) as broker:
         from moldau.client import BlockingProducer
 
-        with BlockingProducer(broker.bootstrap) as producer:
-            producer.send("measured", b"v").result(10)
+        with BlockingProducer(broker.bootstrap, {"transactional.id": "measured"}) as producer:
+            producer.init_transactions()
+            with producer.transaction():
+                producer.send("measured", b"v")
         assert broker.node is not None and broker.node.http is not None
         with urllib.request.urlopen(f"http://127.0.0.1:{broker.node.http.port}/metrics") as answer:
             lines = [line for line in answer.read().decode().splitlines() if line and not line.startswith("#")]
