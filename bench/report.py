@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+_RULE = "|---|---|---|---|---|---|---|"
+
 
 @dataclass(slots=True)
 class Row:
@@ -70,7 +72,18 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def write_results(path: Path, rows: list[Row]) -> None:
+def write_results(path: Path, rows: list[Row], *, keep_others: bool) -> None:
+    """The whole table; with `keep_others`, rows of an earlier run that were not measured now stay."""
+    table = {}
+    if keep_others and path.exists():
+        for line in path.read_text(encoding="utf-8").partition(_RULE)[2].strip().splitlines():
+            table[line.split(" | ")[0].removeprefix("| ")] = line
+    for row in rows:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
+        mark = "reached" if row.is_reached else "**missed**"
+        table[row.name] = (
+            f"| {row.name} | {_show(row.moldau)} | {_show(row.kafka)} | {row.unit} | {ratio} | {row.goal} | {mark} |"
+        )
     lines = [
         "# Moldau beside Apache Kafka 4.3.1",
         "",
@@ -81,12 +94,7 @@ def write_results(path: Path, rows: list[Row]) -> None:
         f"Machine: {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}.",
         "",
         "| | Moldau | Apache Kafka | unit | ratio | goal | |",
-        "|---|---|---|---|---|---|---|",
+        _RULE,
+        *table.values(),
     ]
-    for row in rows:
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
-        mark = "reached" if row.is_reached else "**missed**"
-        lines.append(
-            f"| {row.name} | {_show(row.moldau)} | {_show(row.kafka)} | {row.unit} | {ratio} | {row.goal} | {mark} |"
-        )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -45,6 +45,7 @@ LIBS = KAFKA_DIR / "libs"
 LOG4J = ROOT / "tools" / "oracle" / "log4j2.properties"
 CLASSES_ARCHIVE = KAFKA_DIR / "classes.jsa"
 
+NEVER_MS = "86400000"
 CLUSTER_ID = "b3JhY2xlLW9mLW1vbGRhdQ"
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
@@ -324,6 +325,9 @@ class ApacheKafka:
             "share.coordinator.state.topic.min.isr": "1",
             "share.coordinator.state.topic.num.partitions": "4",
             "group.initial.rebalance.delay.ms": "0",
+            # Records of tests are years old: retention would delete them under a test that runs longer than this.
+            "log.initial.task.delay.ms": NEVER_MS,
+            "log.retention.check.interval.ms": NEVER_MS,
         }
 
     def _wait_until_serving(self) -> None:

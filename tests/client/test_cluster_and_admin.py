@@ -64,7 +64,10 @@ def test_topics_are_created_listed_described_grown_and_deleted(server: Server, n
 
             await admin.delete_topics(client, name)
             with pytest.raises(KafkaError, match="it does not exist") as refused:
-                await admin.describe_topics(client, [name])
+                async with asyncio.timeout(10):
+                    while True:  # Kafka's brokers follow the controller by some milliseconds
+                        await admin.describe_topics(client, [name])
+                        await asyncio.sleep(0.02)
             assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     asyncio.run(test())

@@ -14,7 +14,7 @@ from moldau.protocol.messages.update_features import UpdateFeaturesRequest
 from moldau.testing import Broker
 from tests.differential.pair import Pair, Side
 from tests.differential.transactions import Transactions
-from tests.oracle import ApacheKafka, RunningKafka, require_oracle
+from tests.oracle import NEVER_MS, ApacheKafka, RunningKafka, require_oracle
 
 # The oracle's own properties (tests/oracle.py), so that both describe themselves alike.
 LIKE_THE_ORACLE = {
@@ -32,6 +32,8 @@ LIKE_THE_ORACLE = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
+    "log.initial.task.delay.ms": NEVER_MS,
+    "log.retention.check.interval.ms": NEVER_MS,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moldau.broker.run import say_on_stderr
-from moldau.coordination.groups.expressions import EXPRESSION_BYTES_MAX, matching, require_valid
+from moldau.coordination.expressions import EXPRESSION_BYTES_MAX, matching, require_valid
 from moldau.coordination.groups.history import REASON_CHARACTERS_MAX
 from moldau.coordination.groups.machine import GroupMachine
 from moldau.coordination.groups.records import offset_key
