@@ -11,13 +11,24 @@ from moldau.protocol.messages.describe_producers import DescribeProducersRequest
 from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
 from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
 from moldau.testing import Broker
+from tests.broker.test_coordinator import committed
 from tests.broker.test_produce_and_fetch import create
-from tests.differential.transactions import Producer, add_partitions, codes, end, settled, transactional
+from tests.differential.transactions import (
+    Producer,
+    add_offsets,
+    add_partitions,
+    codes,
+    commit_offsets,
+    end,
+    settled,
+    transactional,
+)
 from tests.differential.wire import Wire
 from tests.robustness.kit import alter, ask_in_thread, wait_until
 
 TOPIC_KIND = 2
 TRANSACTION_KIND = 1
+UNVERIFIED = {"transaction.partition.verification.enable": "false"}
 ONE_SHARD = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
 
 
@@ -156,3 +167,31 @@ def test_a_partition_that_is_named_twice_is_asked_about_once(is_known: bool) -> 
         assert told == [ErrorCode.NONE if is_known else ErrorCode.INVALID_PRODUCER_ID_MAPPING] * 2
         assert broker.node is not None
         assert not len(broker.node.replicas.require("t", 0).verifications), "nothing is kept once it is answered"
+
+
+@pytest.mark.parametrize(
+    ("producer_id", "epoch", "told"),
+    (
+        (None, 0, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (None, -1, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (-1, -1, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+    ),
+)
+def test_a_zombies_offsets_are_refused_where_nothing_is_verified_and_cost_nobody_else_anything(
+    producer_id: int | None, epoch: int, told: ErrorCode
+) -> None:
+    with Broker({**ONE_SHARD, **UNVERIFIED}) as broker:
+        wire = ready(broker, "t")
+        zombie = init(wire)
+        one = init(wire)
+        assert one.epoch == zombie.epoch + 1
+        ask_until_settled(wire, add_offsets(one, "g"), 3)
+        answer = ask_until_settled(wire, commit_offsets(3, one, "g", {"t": {0: 5}}), 3)
+        assert not any(codes(answer)), answer
+        stranger = zombie.changed(producer_id=one.producer_id if producer_id is None else producer_id, epoch=epoch)
+        answer = wire.ask(commit_offsets(3, stranger, "h", {"t": {0: 6}}), 3)
+        assert set(codes(answer)) == {told}
+        assert not any("coordinator_append_failed" in line for line in broker.log), "its shard is not loaded anew"
+        answer = ask_until_settled(wire, end(one, commit=True), 4)
+        assert answer.error_code == 0
+        assert committed(wire, "g") == 5 and committed(wire, "h") == -1
