@@ -56,6 +56,7 @@ class Play:
         self.topics = topics or Topics()
         self.now_ms = 0
         self.log: list[Logged] = []
+        self.largest_turn_bytes = 0
         self.lines: list[str] = []
         # Answers by token; a token is the number of its request.
         self.answers: dict[int, Any] = {}
@@ -99,7 +100,10 @@ class Play:
 
     def _finish_turn(self) -> None:
         if self.shard.has_turn:
-            self.log += self.shard.take()
+            turn = self.shard.take()
+            turn_bytes = sum(len(each.key) + len(each.value or b"") for each in turn if isinstance(each, Logged))
+            self.largest_turn_bytes = max(self.largest_turn_bytes, turn_bytes)
+            self.log += turn
             self.shard.appended(len(self.log))
         if self.is_committing:
             self.commit()

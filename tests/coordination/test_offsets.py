@@ -12,6 +12,7 @@ from moldau.coordination.groups import TopicsChanged
 from moldau.coordination.groups.classic import ClassicState
 from moldau.coordination.groups.records import offset_key, pack_offset, read_offset_key
 from moldau.coordination.prefixed import encode_key, encode_value
+from moldau.coordination.shard import TURN_BYTES_MAX
 from moldau.kernel import ZERO_UUID, ErrorCode
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey, OffsetCommitValue
@@ -178,6 +179,15 @@ def test_offsets_of_a_group_without_members_ever_expire_after_their_commit() -> 
     commit(play, "g", {("t", 1): 1})
     play.pass_time(RETENTION_MS // 2 + CHECK_MS)
     assert committed(play, "g") == {("t", 1): 1}
+
+
+def test_offsets_that_expire_together_are_forgotten_in_batches_that_the_log_takes() -> None:
+    play = Play()
+    for number in range(100):
+        commit(play, f"{number}-" + "g" * 20_000, {("t", 0): 1})
+    play.pass_time(RETENTION_MS + CHECK_MS)
+    assert not list(play.machine.offsets.committed()) and not play.machine.groups
+    assert play.largest_turn_bytes <= TURN_BYTES_MAX
 
 
 def test_offsets_of_an_active_group_do_not_expire_while_their_topic_is_read() -> None:

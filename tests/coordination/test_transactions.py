@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from moldau.coordination import Logged
+from moldau.coordination.shard import TURN_BYTES_MAX
 from moldau.coordination.transactions import (
     HELD_MS_MAX,
     DescribeTransaction,
@@ -435,6 +437,35 @@ def test_an_open_transaction_keeps_its_id() -> None:
     play = in_state(S.PREPARE_COMMIT, 2)
     play.pass_time(604_800_000 + 3_600_000)
     assert play.state is S.PREPARE_COMMIT
+
+
+def many_in_state(state: TransactionState) -> TransactionPlay:
+    """So many long ids that one batch could not hold a record of each."""
+    play = TransactionPlay()
+    for number in range(100):
+        transaction = Transaction(
+            f"{number}-" + "x" * 20_000, 1000 + number, TIMEOUT_MS, WALL_MS, epoch=0, state=state, started_ms=WALL_MS
+        )
+        play.log.append(Logged(transaction_key(transaction.transactional_id), transaction_value(transaction, 2)))
+    return play
+
+
+def test_ids_that_expire_together_are_forgotten_in_batches_that_the_log_takes() -> None:
+    play = many_in_state(S.EMPTY)
+    play.restart()
+    play.pass_time(604_800_000 + 3_600_000)
+    assert not play.shard.machine.transactions
+    assert len(play.log) == 200 and play.largest_turn_bytes <= TURN_BYTES_MAX
+
+
+def test_transactions_whose_time_ran_out_while_the_broker_was_away_are_aborted_in_batches_that_the_log_takes() -> None:
+    """Otherwise the append would be refused, the shard loaded anew, and they would be due again, for ever."""
+    play = many_in_state(S.ONGOING)
+    play.now_ms += TIMEOUT_MS
+    play.restart()
+    play.pass_time(1)
+    assert {each.state for each in play.shard.machine.transactions.values()} == {S.COMPLETE_ABORT}
+    assert play.largest_turn_bytes <= TURN_BYTES_MAX
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

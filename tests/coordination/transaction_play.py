@@ -64,6 +64,7 @@ class TransactionPlay:
         self.orders: list[WriteMarkers] = []
         self.writes_markers_at_once = True
         self.commits = self.aborts = 0
+        self.largest_turn_bytes = 0
         self._tokens = 0
         self._start()
 
@@ -147,7 +148,10 @@ class TransactionPlay:
     def _finish_turns(self) -> None:
         while self.shard.has_turn or self.shard.is_waiting:
             if self.shard.has_turn:
-                self.log += self.shard.take()  # type: ignore[arg-type]
+                turn: list[Any] = self.shard.take()
+                turn_bytes = sum(len(each.key) + len(each.value or b"") for each in turn)
+                self.largest_turn_bytes = max(self.largest_turn_bytes, turn_bytes)
+                self.log += turn
                 self.shard.appended(len(self.log))
             for token, response in self.shard.commit(len(self.log)):
                 if token == "outbox":

@@ -135,6 +135,9 @@ class _Order:
         refused, self._refused = self._refused, []
         if self._is_wanted():
             self.write(refused)
+        else:
+            producer_id, epoch = self._end.producer
+            self._node.say(f"markers_left producer={producer_id} epoch={epoch} partitions={len(refused)}")
 
 
 class _OrderToken(NamedTuple):

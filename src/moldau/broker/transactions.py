@@ -33,10 +33,12 @@ class Transactions:
         self.markers = Markers(node)
         self.committed_count = 0
         self.aborted_count = 0
+        # Of each partition the newest machine's: what an older one ordered, the newest has ordered again.
+        self._outboxes: dict[int, _Outbox] = {}
         self.coordinator: Coordinator[TransactionMachine] = Coordinator(node, TRANSACTIONS_TOPIC, self._make_machine)
 
     def _make_machine(self, partition: Partition) -> TransactionMachine:
-        outbox = _Outbox(self, self._node, partition)
+        outbox = self._outboxes[partition.index] = _Outbox(self, partition)
         return TransactionMachine(self._settings, self._node.producer_ids, outbox, self._node.say)
 
     def ask(self, transactional_id: str, event_type: Any, *fields: Any) -> Reply:
@@ -85,6 +87,9 @@ class Transactions:
             },
         )
 
+    def is_newest(self, outbox: _Outbox, index: int) -> bool:
+        return self._outboxes.get(index) is outbox
+
     def stop(self) -> None:
         self.coordinator.stop()
 
@@ -92,9 +97,8 @@ class Transactions:
 class _Outbox:
     """Where a machine's orders go: the token of `WriteMarkers`, given when the decision is committed."""
 
-    def __init__(self, transactions: Transactions, node: Node, partition: Partition) -> None:
+    def __init__(self, transactions: Transactions, partition: Partition) -> None:
         self._transactions = transactions
-        self._node = node
         self._partition = partition
         self._epoch = partition.leader_epoch
 
@@ -107,9 +111,15 @@ class _Outbox:
         )
 
     def _is_coordinator(self) -> bool:
-        return self._partition.leader is not None and self._partition.leader_epoch == self._epoch
+        partition = self._partition
+        is_leader = partition.leader is not None and partition.leader_epoch == self._epoch
+        return is_leader and self._transactions.is_newest(self, partition.index)
 
     def _report(self, order: WriteMarkers) -> None:
+        # In the first generation the producer's next transaction has the same epoch: an order that outlived its
+        # machine would speak of that one.
+        if not self._is_coordinator():
+            return
         if order.committed:
             self._transactions.committed_count += 1
         else:

@@ -84,13 +84,17 @@ class Verifications:
         return verification
 
     def check(
-        self, producers: ProducerStates, producer: ProducerIdAndEpoch, sequence: int, verification: Verification
+        self,
+        producers: ProducerStates,
+        producer: ProducerIdAndEpoch,
+        sequence: int,
+        verification: Verification | None,
     ) -> None:
-        """The coordinator said yes: may the batch be appended now?"""
+        """The coordinator said yes, or was not asked (None): may the batch be appended now?"""
         producer_id, epoch = producer
         if producers.has_open_transaction(producer_id, epoch):
             return
-        if self._by_producer.get(producer_id) is not verification:
+        if verification is None or self._by_producer.get(producer_id) is not verification:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "Record was not part of an ongoing transaction")
         if sequence < 0:
             return
@@ -120,6 +124,7 @@ class Verified:
     def __init__(self, node: Node, claim: Claim) -> None:
         self._node = node
         self._claim = claim
+        self._is_required = claim.adds_partitions or node.settings.flag("transaction.partition.verification.enable")
         self._open: dict[TopicPartition, tuple[Partition, Verification]] = {}
         self._refusals: dict[TopicPartition, KafkaError] = {}
 
@@ -129,10 +134,9 @@ class Verified:
 
     def begin(self, partition: Partition, sequence: int) -> None:
         """A batch for the partition, with its first sequence."""
-        claim = self._claim
-        if not claim.adds_partitions and not self._node.settings.flag("transaction.partition.verification.enable"):
+        claim, where = self._claim, TopicPartition(partition.topic, partition.index)
+        if not self._is_required or where in self._open:
             return
-        where = TopicPartition(partition.topic, partition.index)
         try:
             producers = partition.log.producers
             begun = partition.verifications.begin(
@@ -164,10 +168,9 @@ class Verified:
             raise refusal
 
     def check(self, partition: Partition, sequence: int) -> None:
-        """KafkaError when what the coordinator accepted is not true any more."""
-        where = TopicPartition(partition.topic, partition.index)
-        if where in self._open:
-            verification = self._open[where][1]
+        """KafkaError when what was true at `begin`, or what the coordinator accepted, is not true any more."""
+        if self._is_required:
+            _, verification = self._open.get(TopicPartition(partition.topic, partition.index), (None, None))
             partition.verifications.check(partition.log.producers, self._claim.producer, sequence, verification)
 
     def close(self) -> None:

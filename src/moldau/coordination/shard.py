@@ -26,6 +26,8 @@ from moldau.protocol.markers import Marker
 
 # A turn ends before its batch outgrows what a topic takes by default. An event's records are never parted.
 TURN_BYTES_MAX = 512 << 10
+# What the clock alone leads to can wait: a step that logged so much leaves the rest to the next one.
+STEP_BYTES_MAX = 64 << 10
 
 
 class Logged(NamedTuple):
@@ -78,9 +80,17 @@ class Step:
     records: list[Entry] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    # Of what this step logged itself; `records` has what the turn's other steps did, too.
+    size: int = 0
 
     def log(self, key: bytes, value: bytes | None) -> None:
         self.records.append(Logged(key, value))
+        self.size += len(key) + len(value or b"")
+
+    @property
+    def is_full(self) -> bool:
+        """Whoever has more to do, and need not do it at once, goes on in a step of its own."""
+        return self.size > STEP_BYTES_MAX
 
     def log_apart(self, entry: InTransaction | TransactionEnd) -> None:
         """What cannot share a batch with others; it keeps its place among them."""
@@ -135,7 +145,7 @@ class Machine(Protocol):
     def on_loaded(self, step: Step) -> None: ...
 
     def on_time(self, step: Step) -> None:
-        """Timers that are due."""
+        """Timers that are due; those that a full step leaves have the next one."""
         ...
 
     @property
@@ -208,11 +218,7 @@ class Shard(Generic[AnyMachine]):
 
     def _take_in(self, step: Step, records: int, answers: int) -> None:
         """A step was made; so many records and answers were there before it."""
-        turn = self._turn
-        size = 0
-        for entry in turn.records[records:]:
-            if isinstance(entry, Logged):
-                size += len(entry.key) + len(entry.value or b"")
+        turn, size = self._turn, step.size
         if records and turn.size + size > TURN_BYTES_MAX:
             self._full.append(_Turn(turn.records[:records], turn.answers[:answers], turn.size))
             self._turn = _Turn(turn.records[records:], turn.answers[answers:], size)

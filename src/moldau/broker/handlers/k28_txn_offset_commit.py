@@ -81,6 +81,10 @@ async def _commit(request: TxnOffsetCommitRequest, context: Context) -> TxnOffse
         partition = groups.coordinator.partition_at(index)
         verified.require_accepted(partition)
         verified.check(partition, NO_SEQUENCE)
+        # Where nothing is verified nobody has looked yet, and the log would refuse the whole turn.
+        partition.log.producers.check_coordinators_batch(*producer)
+        if min(producer) < 0:
+            raise KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         response: TxnOffsetCommitResponse = await groups.ask(request.group_id, request, context)
     finally:
         verified.close()

@@ -126,6 +126,9 @@ class GroupMachine:
 
     def on_time(self, step: Step) -> None:
         for what, group_id, rest in self._deadlines.take_due(step.now_ms):
+            if step.is_full:
+                self._deadlines.set((what, group_id, rest), step.now_ms)
+                return
             if what == EXPIRE:
                 self._expire(step)
                 continue
@@ -358,6 +361,9 @@ class GroupMachine:
             else:
                 continue
             for topic in self.offsets.topics_of(group.id):
+                if step.is_full:
+                    self._deadlines.set((EXPIRE, "", ""), step.now_ms)
+                    return
                 if group.is_empty or not group.is_subscribed_to(topic):
                     self.offsets.expire(group.id, topic, since_ms, retention_ms, step)
             is_expected = isinstance(group, ClassicGroup) and group.pending

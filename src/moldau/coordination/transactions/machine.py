@@ -109,6 +109,8 @@ class TransactionMachine:
                 self._give_up_held(transactional_id, step)
             else:
                 self._time_out(transactional_id, step)
+            if step.is_full:
+                return  # the rest is still due
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -302,6 +304,9 @@ class TransactionMachine:
             if transaction.state in AT_REST and transaction.updated_ms <= oldest_ms
         ]
         for transactional_id in expired:
+            if step.is_full:
+                self._deadlines.set((EXPIRE, ""), step.now_ms)
+                return
             del self.transactions[transactional_id]
             step.log(transaction_key(transactional_id), None)
 

@@ -1,0 +1,197 @@
+"""Transactions against what they stand on: shards loaded anew, late batches, zombies, requests nobody would send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moldau.kernel import ErrorCode
+from moldau.protocol.messages.describe_producers import DescribeProducersRequest
+from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
+from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
+from moldau.testing import Broker
+from tests.broker.test_coordinator import committed
+from tests.broker.test_produce_and_fetch import create
+from tests.differential.transactions import (
+    Producer,
+    add_offsets,
+    add_partitions,
+    codes,
+    commit_offsets,
+    end,
+    settled,
+    transactional,
+)
+from tests.differential.wire import Wire
+from tests.robustness.kit import alter, ask_in_thread, wait_until
+
+TOPIC_KIND = 2
+TRANSACTION_KIND = 1
+UNVERIFIED = {"transaction.partition.verification.enable": "false"}
+ONE_SHARD = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
+
+
+def ready(broker: Broker, *topics: str) -> Wire:
+    wire = Wire(broker.bootstrap)
+    for topic in topics:
+        create(wire, topic)
+    for kind in (0, TRANSACTION_KIND):
+        wire.ask(FindCoordinatorRequest(key_type=kind, coordinator_keys=["any"]), 6)
+    return wire
+
+
+def ask_until_settled(wire: Wire, request: Any, version: int) -> Any:
+    answers: list[Any] = []
+
+    def is_settled() -> bool:
+        answers.append(wire.ask(request, version))
+        return settled(answers[-1])
+
+    assert wait_until(is_settled), answers[-1]
+    return answers[-1]
+
+
+def init(wire: Wire, transactional_id: str = "id") -> Producer:
+    answer = ask_until_settled(wire, InitProducerIdRequest(transactional_id, 60_000), 4)
+    assert answer.error_code == 0, answer
+    return Producer(transactional_id, answer.producer_id, answer.producer_epoch)
+
+
+def begin(wire: Wire, one: Producer, *topics: str) -> None:
+    answer = ask_until_settled(wire, add_partitions(3, one, {topic: [0] for topic in topics}), 3)
+    assert not any(codes(answer)), answer
+
+
+def send(wire: Wire, one: Producer, topic: str, sequence: int, version: int = 11) -> ErrorCode:
+    answer: Any = wire.ask(transactional(one, topic, sequence, b"v"), version)
+    return ErrorCode(answer.responses[0].partition_responses[0].error_code)
+
+
+def open_since(wire: Wire, topic: str) -> list[int]:
+    """First offsets of the transactions that are open on the topic's only partition."""
+    wanted = DescribeProducersRequest([DescribeProducersRequest.TopicRequest(topic, [0])])
+    answer: Any = wire.ask(wanted, 0)
+    producers = answer.topics[0].partitions[0].active_producers
+    return [each.current_txn_start_offset for each in producers if each.current_txn_start_offset >= 0]
+
+
+def load_anew(wire: Wire) -> None:
+    """A record that the log does not take: the shard begins again from the log."""
+    answer: Any = wire.ask(InitProducerIdRequest("x" * 5_000, 60_000), 4)
+    assert ErrorCode(answer.error_code) is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_an_order_of_before_the_shard_was_loaded_anew_ends_no_later_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Broker({**ONE_SHARD, "message.max.bytes": "4000"}) as broker:
+        wire = ready(broker, "t")
+        one = init(wire)
+        begin(wire, one, "t")
+        assert send(wire, one, "t", 0) is ErrorCode.NONE
+        wire.ask(alter(TOPIC_KIND, "t", min__insync__replicas="2"), 1)
+        monkeypatch.setattr("moldau.broker.markers.RETRY_MS_MIN", 2_000)
+        ending, _ = ask_in_thread(Wire(broker.bootstrap), end(one, commit=True), 4)
+        assert wait_until(lambda: any("marker_not_written" in line for line in broker.log))
+        monkeypatch.setattr("moldau.broker.markers.RETRY_MS_MIN", 10)
+        load_anew(wire)
+        wire.ask(alter(TOPIC_KIND, "t", min__insync__replicas="1"), 1)
+        assert wait_until(lambda: not open_since(wire, "t"))
+        begin(wire, one, "t")
+        assert send(wire, one, "t", 1) is ErrorCode.NONE
+        assert open_since(wire, "t") == [2]
+        wait_until(lambda: any("markers_left" in line for line in broker.log) or open_since(wire, "t") != [2])
+        assert open_since(wire, "t") == [2], "nobody has ended the second transaction"
+        ending.join(10)
+
+
+def test_a_batch_for_a_transaction_that_ended_while_the_coordinator_was_asked_about_another_is_refused() -> None:
+    """It was open when the request came, so nothing had to be asked about it; a batch now would open another."""
+    with Broker(ONE_SHARD) as broker:
+        wire = ready(broker, "a", "b")
+        one = init(wire)
+        begin(wire, one, "a", "b")
+        assert send(wire, one, "a", 0) is ErrorCode.NONE
+        wire.ask(alter(TOPIC_KIND, "a", min__insync__replicas="2"), 1)
+        ending, _ = ask_in_thread(Wire(broker.bootstrap), end(one, commit=True), 4)
+        assert wait_until(lambda: any("marker_not_written" in line for line in broker.log))
+        late = transactional(one, "a", 1, b"v")
+        late.topic_data += transactional(one, "b", 0, b"v").topic_data
+        asking, answers = ask_in_thread(Wire(broker.bootstrap), late, 11)
+        assert broker.node is not None
+        partition = broker.node.replicas.require("b", 0)
+        assert wait_until(lambda: len(partition.verifications) == 1), "the coordinator is being asked"
+        wire.ask(alter(TOPIC_KIND, "a", min__insync__replicas="1"), 1)
+        asking.join(10)
+        told = [ErrorCode(each.partition_responses[0].error_code) for each in answers[0].responses]
+        assert told == [ErrorCode.INVALID_TXN_STATE, ErrorCode.TRANSACTION_ABORTABLE]
+        assert open_since(wire, "a") == open_since(wire, "b") == []
+        ending.join(10)
+
+
+def test_a_batch_for_a_topic_that_came_while_the_coordinator_was_asked_about_another_is_refused() -> None:
+    with Broker(ONE_SHARD) as broker:
+        wire = ready(broker, "a")
+        one = init(wire)
+        begin(wire, one, "a")
+        assert send(wire, one, "a", 0) is ErrorCode.NONE
+        wire.ask(alter(TOPIC_KIND, "a", min__insync__replicas="2"), 1)
+        ending, _ = ask_in_thread(Wire(broker.bootstrap), end(one, commit=True), 4)
+        assert wait_until(lambda: any("marker_not_written" in line for line in broker.log))
+        create(wire, "b")
+        late = transactional(one, "b", 0, b"v")
+        late.topic_data += transactional(one, "c", 0, b"v").topic_data
+        asking, answers = ask_in_thread(Wire(broker.bootstrap), late, 11)
+        assert broker.node is not None
+        partition = broker.node.replicas.require("b", 0)
+        assert wait_until(lambda: len(partition.verifications) == 1), "the coordinator is being asked"
+        create(wire, "c")
+        wire.ask(alter(TOPIC_KIND, "a", min__insync__replicas="1"), 1)
+        asking.join(10)
+        told = [ErrorCode(each.partition_responses[0].error_code) for each in answers[0].responses]
+        assert told == [ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE]
+        assert open_since(wire, "c") == []
+        ending.join(10)
+
+
+@pytest.mark.parametrize("is_known", (True, False))
+def test_a_partition_that_is_named_twice_is_asked_about_once(is_known: bool) -> None:
+    with Broker(ONE_SHARD) as broker:
+        wire = ready(broker, "t")
+        one = init(wire) if is_known else Producer("nobody", 77, 0)
+        twice = transactional(one, "t", 0, b"v")
+        twice.topic_data *= 2
+        answer: Any = wire.ask(twice, 12)
+        told = [ErrorCode(each.partition_responses[0].error_code) for each in answer.responses]
+        assert told == [ErrorCode.NONE if is_known else ErrorCode.INVALID_PRODUCER_ID_MAPPING] * 2
+        assert broker.node is not None
+        assert not len(broker.node.replicas.require("t", 0).verifications), "nothing is kept once it is answered"
+
+
+@pytest.mark.parametrize(
+    ("producer_id", "epoch", "told"),
+    (
+        (None, 0, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (None, -1, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (-1, -1, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+    ),
+)
+def test_a_zombies_offsets_are_refused_where_nothing_is_verified_and_cost_nobody_else_anything(
+    producer_id: int | None, epoch: int, told: ErrorCode
+) -> None:
+    with Broker({**ONE_SHARD, **UNVERIFIED}) as broker:
+        wire = ready(broker, "t")
+        zombie = init(wire)
+        one = init(wire)
+        assert one.epoch == zombie.epoch + 1
+        ask_until_settled(wire, add_offsets(one, "g"), 3)
+        answer = ask_until_settled(wire, commit_offsets(3, one, "g", {"t": {0: 5}}), 3)
+        assert not any(codes(answer)), answer
+        stranger = zombie.changed(producer_id=one.producer_id if producer_id is None else producer_id, epoch=epoch)
+        answer = wire.ask(commit_offsets(3, stranger, "h", {"t": {0: 6}}), 3)
+        assert set(codes(answer)) == {told}
+        assert not any("coordinator_append_failed" in line for line in broker.log), "its shard is not loaded anew"
+        answer = ask_until_settled(wire, end(one, commit=True), 4)
+        assert answer.error_code == 0
+        assert committed(wire, "g") == 5 and committed(wire, "h") == -1
