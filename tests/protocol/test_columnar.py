@@ -295,25 +295,59 @@ def test_a_wrong_checksum_is_refused() -> None:
 
 
 HUGE = padded_varint(2**31 - 1, 5)
-CLAIMS = {
-    "records": (b"\x0c\0\0\0\1\1\0", 2**31 - 1),
-    "a record": (HUGE + b"\0\0\0\1\1\0", 1),
-    "a key": (b"\x16\0\0\0" + HUGE + b"\1\0" + b"\0", 1),
-    "a value": (b"\x16\0\0\0\1" + HUGE + b"\0" + b"\0", 1),
-    "headers": (b"\x14\0\0\0\1\1" + HUGE, 1),
-    "a header's name": (b"\x18\0\0\0\1\1\2" + HUGE + b"\0", 1),
+# Records that do not parse: their bytes, how many they are said to be, and what is said of them.
+BROKEN = {
+    "too many records": (b"\x0c\0\0\0\1\1\0", 2**31 - 1, "claims 2147483647 records"),
+    "fewer than no records": (b"\x0c\0\0\0\1\1\0", -1, "claims -1 records"),
+    "bytes after the last": (b"\x0c\0\0\0\1\1\0" * 2, 1, "7 bytes follow"),
+    "a record longer than its batch": (HUGE + b"\0\0\0\1\1\0", 1, "more than their batch has"),
+    "a record longer than any number": (b"\xfe" + b"\xff" * 8 + b"\x7f\0\0\0\1\1\0", 1, "do not parse"),
+    "a record of negative size": (b"\x0d\0\0\0\1\1\0", 1, "negative size"),
+    "a record of large negative size": (b"\x81\x80\x01\0\0\0\1\1\0", 1, "record claims -8193 bytes"),
+    "a size without its end": (b"\x0c\0\0\0\1\1\0" + b"\xff" * 7, 2, "do not parse"),
+    "a time of more than 64 bits": (b"\x1e\0" + b"\x80" * 9 + b"\x02\0\1\1\0", 1, "64 bits"),
+    "a key longer than its record": (b"\x16\0\0\0" + HUGE + b"\1\0\0", 1, "key is longer"),
+    "a value longer than its record": (b"\x0c\0\0\0\1\x04\0" + b"\x0c\0\0\0\1\1\0", 2, "value is longer"),
+    "a record without an end": (b"\x08\0\0\0\1", 1, "claims 1 records"),
+    "bytes after the headers": (b"\x0e\0\0\0\1\1\0\0", 1, "headers do not end"),
+    "more headers than bytes": (b"\x14\0\0\0\1\1" + HUGE, 1, "headers do not end"),
+    "headers without bytes": (b"\x0c\0\0\0\1\1\6", 1, "headers do not end"),
+}
+BROKEN_HEADERS = {
+    "a name longer than its record": (b"\x18\0\0\0\1\1\2" + HUGE + b"\0", 1, "header name is longer"),
+    "a value longer than its record": (b"\x10\0\0\0\1\1\2\0\2", 1, "header value is longer"),
+    "no name": (b"\x10\0\0\0\1\1\2\1\1", 1, "without a name"),
+    "a name that is no text": (b"\x12\0\0\0\1\1\2\2\xff\1", 1, "do not parse"),
+    "bytes after the last": (b"\x12\0\0\0\1\1\2\0\1\0", 1, "headers do not end"),
+    "too many": (
+        padded_varint(200_010, 3) + b"\0\0\0\1\1" + padded_varint(100_001, 3) + b"\0\1" * 100_001,
+        1,
+        "claims 100001 headers",
+    ),
 }
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_a_claimed_size_is_never_allocated(claim: str) -> None:
-    payload, count = CLAIMS[claim]
+@pytest.mark.parametrize("with_headers", [False, True], ids=["without headers", "with headers"])
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_records_are_refused_before_anything_is_allocated(case: str, with_headers: bool) -> None:
+    refuse(*BROKEN[case], with_headers=with_headers)
+
+
+@pytest.mark.parametrize("case", BROKEN_HEADERS)
+def test_broken_headers_are_refused_when_asked_for_and_else_passed_over(case: str) -> None:
+    payload, count, message = BROKEN_HEADERS[case]
+    refuse(payload, count, message, with_headers=True)
+    assert len(rows_of(decode_fetched(resealed(payload, count), 0, ALL))) == count
+
+
+def refuse(payload: bytes, count: int, message: str, *, with_headers: bool) -> None:
     log = resealed(payload, count)
-    list(decode_fetched(build_batch([Record(0, TIME, b"", b"", [Header("", b"")])]), 0, ALL, with_headers=True))
+    whole = build_batch([Record(0, TIME, b"", b"", [Header("", b"")])])
+    list(decode_fetched(whole, 0, ALL, with_headers=with_headers))  # numpy and Arrow load parts of themselves late
     tracemalloc.start()
     try:
-        with pytest.raises(CorruptBatchError):
-            list(decode_fetched(log, 0, ALL, with_headers=True))
+        with pytest.raises(CorruptBatchError, match=message):
+            list(decode_fetched(log, 0, ALL, with_headers=with_headers))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
