@@ -23,7 +23,7 @@ from moldau.client import (
     read_partition,
 )
 from moldau.client.fetcher import PREFETCHED_RESPONSES_MAX, Start
-from moldau.client.records import decode_records, readable_batches
+from moldau.client.records import decode_records
 from moldau.kernel import ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.batches import (
     CorruptBatchError,
@@ -36,6 +36,7 @@ from moldau.protocol.batches import (
 )
 from moldau.protocol.compression import Compression
 from moldau.protocol.messages.registry import ApiKey
+from moldau.protocol.readable import readable_batches
 from tests.client.conftest import Server
 from tests.client.proxy import Cut, Proxy
 

@@ -21,10 +21,11 @@ from typing import Any, Literal
 from moldau.client import admin
 from moldau.client.admin import IsolationLevel
 from moldau.client.cluster import FAULTS, LEADER_ERRORS, ClusterClient, backoff_ms
-from moldau.client.records import ConsumedRecord, decode_records, readable_batches
+from moldau.client.records import ConsumedRecord, decode_records
 from moldau.client.starts import AtTime, LastOf, Start
 from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.messages.fetch import FetchRequest
+from moldau.protocol.readable import readable_batches
 
 PREFETCHED_RESPONSES_MAX = 2
 NO_EPOCH = -1

@@ -1,31 +1,23 @@
 """From fetched bytes to records: whole batches opened straight into what the reader yields.
 
-Follows the rules of Fetch: a batch may begin before the offset asked for, a partial one may stand at the end, control
-batches are not for readers, and under read_committed the batches of aborted transactions are left out.
+Which batches a reader may see is `protocol.readable`'s to say; one may begin before the offset asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from moldau.kernel import Buffer
 from moldau.protocol.batches import (
     HEADER_BYTES,
-    MAGIC,
     BatchHeader,
     CorruptBatchError,
     Header,
-    control_kind,
     crc_is_valid,
-    iterate_batches,
-    iterate_records,
     read_varint,
 )
 from moldau.protocol.compression import CompressionError, decompress
-
-_ABORT = 0
 
 
 class TimestampType(IntEnum):
@@ -42,41 +34,6 @@ class ConsumedRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
-
-
-class AbortedTransactions:
-    """Which transactional batches to leave out: those of a producer between its first aborted offset and its marker."""
-
-    def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
-        """Pairs of producer id and first offset."""
-        self._coming = sorted(aborted, key=lambda pair: pair[1], reverse=True)
-        self._open: set[int] = set()
-
-    def hides(self, header: BatchHeader, batch: Buffer) -> bool:
-        """Whether readers must not see the batch; call it for every batch in order, control batches too."""
-        while self._coming and self._coming[-1][1] <= header.last_offset:
-            self._open.add(self._coming.pop()[0])
-        if header.is_control:
-            if header.is_transactional and header.producer_id in self._open:
-                marker = next(iterate_records(batch), None)
-                if marker is not None and control_kind(marker.key) == _ABORT:
-                    self._open.discard(header.producer_id)
-            return True
-        return header.is_transactional and header.producer_id in self._open
-
-
-def readable_batches(
-    records: Buffer, aborted: Iterable[tuple[int, int]] | None
-) -> Iterator[tuple[BatchHeader, memoryview | None]]:
-    """Every whole batch of a fetched partition; the bytes are None for one that readers must not see.
-
-    `aborted` is None under read_uncommitted.
-    """
-    hidden = AbortedTransactions(aborted or ())
-    for header, batch in iterate_batches(records):
-        if header.magic != MAGIC:
-            raise CorruptBatchError(f"batch at offset {header.base_offset} has magic {header.magic}, not {MAGIC}")
-        yield header, None if hidden.hides(header, batch) else batch
 
 
 def decode_records(

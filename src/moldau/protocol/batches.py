@@ -362,12 +362,10 @@ def build_batch(
     payload = bytearray()
     for record in records:
         _append_record(payload, record, first, base_timestamp)
-    attributes = int(compression)
+    attributes = batch_attributes(compression, transactional=transactional)
     if log_append_time_ms is not None:
         attributes |= _LOG_APPEND_TIME
         max_timestamp = log_append_time_ms
-    if transactional:
-        attributes |= _TRANSACTIONAL
     if control:
         attributes |= _CONTROL
     return seal_batch(
@@ -383,6 +381,11 @@ def build_batch(
         base_sequence=base_sequence,
         record_count=len(records),
     )
+
+
+def batch_attributes(compression: Compression, *, transactional: bool) -> int:
+    """The attributes of a batch as producers send it."""
+    return int(compression) | (_TRANSACTIONAL if transactional else 0)
 
 
 def build_plain_batch(
@@ -436,11 +439,7 @@ def seal_batch(
     record_count: int,
 ) -> bytearray:
     """Header and checksum around records that are already encoded (and compressed as the attributes say)."""
-    batch = bytearray(HEADER_BYTES + len(payload))
-    batch[HEADER_BYTES:] = payload
-    _AFTER_CRC.pack_into(
-        batch,
-        ATTRIBUTES_POSITION,
+    after_crc = _AFTER_CRC.pack(
         attributes,
         last_offset_delta,
         base_timestamp,
@@ -450,6 +449,7 @@ def seal_batch(
         base_sequence,
         record_count,
     )
+    batch = bytearray().join((bytes(ATTRIBUTES_POSITION), after_crc, payload))
     with memoryview(batch) as view:
         checksum = crc32c(view[ATTRIBUTES_POSITION:])
     _BEFORE_ATTRIBUTES.pack_into(
