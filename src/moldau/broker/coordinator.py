@@ -150,8 +150,8 @@ class Coordinator(Generic[AnyMachine]):
     def partition_at(self, index: int) -> Partition:
         """The partition of an active shard, with everything in its log that was decided up to now."""
         hosted = self._require(index)
-        if hosted in self._turns:
-            del self._turns[hosted]
+        if hosted.shard.has_turn:  # also one that waits behind others for the end of this turn of the loop
+            self._turns.pop(hosted, None)
             self._append(hosted)
         return hosted.partition
 
