@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moldau.broker.partition import INT64_MAX, Partition
 from moldau.coordination import (
+    TURN_BYTES_MAX,
     Answer,
     InTransaction,
     Logged,
@@ -264,9 +265,9 @@ class Coordinator(Generic[AnyMachine]):
         self._write_plain(partition, entries[start:] if start else entries, now_ms)
 
     def _write_plain(self, partition: Partition, records: list[Logged], now_ms: int) -> None:
-        if records:
-            batch = build_plain_batch(records, now_ms, self._compression())
-            partition.append_own(batch, len(records), now_ms)
+        for piece in _in_pieces(records):
+            batch = build_plain_batch(piece, now_ms, self._compression())
+            partition.append_own(batch, len(piece), now_ms)
 
     def _give_answers(self, hosted: _Hosted[AnyMachine]) -> None:
         deliver(hosted.shard.commit(hosted.partition.high_watermark))
@@ -405,6 +406,18 @@ class Coordinator(Generic[AnyMachine]):
         self._is_stopping = True
         for hosted in list(self._hosted.values()):
             self._unload(hosted, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+
+def _in_pieces(records: list[Logged]) -> Iterator[list[Logged]]:
+    """What shares a batch. Many deletions may be parted, as in Kafka: each is right without the others."""
+    start = size = 0
+    for place, record in enumerate(records):
+        if size > TURN_BYTES_MAX and record.value is None and records[place - 1].value is None:
+            yield records[start:place]
+            start, size = place, 0
+        size += len(record.key) + len(record.value or b"")
+    if records:
+        yield records[start:] if start else records
 
 
 def deliver(answers: list[Answer]) -> None:
