@@ -388,9 +388,10 @@ def test_a_record_of_another_kind_is_passed_over_and_one_that_does_not_read_is_r
     machine.replay(b"\0\7x", b"")
     assert len([line for line in play.lines if "transaction_records_skipped" in line]) == 1
     value = bytearray(transaction_value(Transaction(ID, 5, 1, 1), 0))
-    value[16] = 99
-    with pytest.raises(ProtocolError, match="unknown state"):
-        machine.replay(transaction_key(ID), bytes(value))
+    for state in (99, S.DEAD, S.PREPARE_EPOCH_FENCE):
+        value[16] = state
+        with pytest.raises(ProtocolError, match=f"state {int(state)}"):
+            machine.replay(transaction_key(ID), bytes(value))
     assert not machine.transactions
 
 
