@@ -17,6 +17,7 @@ from moldau.coordination.transactions import (
     TransactionState,
     WriteMarkers,
 )
+from moldau.coordination.transactions.machine import DUE_PER_STEP_MAX
 from moldau.coordination.transactions.records import read_key, read_value, transaction_key, transaction_value
 from moldau.coordination.transactions.states import MAY_FOLLOW, PREPARED
 from moldau.coordination.transactions.transaction import EPOCH_MAX
@@ -388,9 +389,10 @@ def test_a_record_of_another_kind_is_passed_over_and_one_that_does_not_read_is_r
     machine.replay(b"\0\7x", b"")
     assert len([line for line in play.lines if "transaction_records_skipped" in line]) == 1
     value = bytearray(transaction_value(Transaction(ID, 5, 1, 1), 0))
-    value[16] = 99
-    with pytest.raises(ProtocolError, match="unknown state"):
-        machine.replay(transaction_key(ID), bytes(value))
+    for state in (99, S.DEAD, S.PREPARE_EPOCH_FENCE):
+        value[16] = state
+        with pytest.raises(ProtocolError, match=f"state {int(state)}"):
+            machine.replay(transaction_key(ID), bytes(value))
     assert not machine.transactions
 
 
@@ -407,6 +409,20 @@ def test_a_decision_that_was_logged_is_carried_out_after_a_restart(generation: i
     assert order.committed and order.partitions == {A, B}
     play.report_markers()
     assert play.state is S.COMPLETE_COMMIT
+
+
+def test_decisions_that_a_restart_finds_are_carried_out_piece_by_piece() -> None:
+    play = TransactionPlay()
+    play.writes_markers_at_once = False
+    for number in range(DUE_PER_STEP_MAX + 1):
+        decided = Transaction(f"{number}", number, TIMEOUT_MS, WALL_MS, epoch=1, state=S.PREPARE_COMMIT, started_ms=1)
+        play.log.append(Logged(transaction_key(decided.transactional_id), transaction_value(decided, 2)))
+    play.restart()
+    assert len(play.orders) == DUE_PER_STEP_MAX
+    play.pass_time(0)
+    assert len({order.transactional_id for order in play.orders}) == len(play.orders) == DUE_PER_STEP_MAX + 1
+    play.report_markers()
+    assert {each.state for each in play.shard.machine.transactions.values()} == {S.COMPLETE_COMMIT}
 
 
 def test_a_report_that_comes_twice_completes_nothing_twice() -> None:

@@ -15,6 +15,7 @@ from moldau.coordination.groups.records import offset_key
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol import Record, build_batch
 from moldau.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from moldau.protocol.messages.delete_groups import DeleteGroupsRequest
 from moldau.protocol.messages.heartbeat import HeartbeatRequest
 from moldau.protocol.messages.join_group import JoinGroupRequest
 from moldau.protocol.messages.offset_commit import OffsetCommitRequest
@@ -24,7 +25,7 @@ from tests.broker.test_coordinator import OFFSETS_TOPIC, commit, committed, find
 from tests.broker.test_http import get
 from tests.broker.test_produce_and_fetch import create, produce
 from tests.differential.wire import CLOSED, Wire
-from tests.robustness.kit import ask_in_thread, wait_until
+from tests.robustness.kit import ask_in_thread, create_topics, wait_until
 
 ONE_PARTITION = {"offsets.topic.num.partitions": "1", "group.initial.rebalance.delay.ms": "0"}
 LONG = "x" * 40_000
@@ -130,6 +131,23 @@ def test_requests_that_are_too_large_together_are_logged_one_after_the_other(mon
             answer: Any = wire.decode(OffsetCommitRequest.API_KEY, wire.receive(), 9)
             assert {each.error_code for each in answer.topics[0].partitions} == {ErrorCode.NONE}
         assert [committed(wire, group) for group in ("small", "large", "next")] == [5] * 3
+
+
+def test_a_group_with_more_offsets_than_a_batch_takes_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.broker.coordinator.TURN_BYTES_MAX", 2_000)
+    with Broker({**ONE_PARTITION, "message.max.bytes": "8000"}) as broker:
+        wire = ready(broker)
+        wire.ask(create_topics("many", partitions=100), 5)
+        group = "g" * 200
+        for index in range(100):
+            partition = OffsetCommitRequest.OffsetCommitRequestPartition(index, 5)
+            topics = [OffsetCommitRequest.OffsetCommitRequestTopic("many", partitions=[partition])]
+            stored: Any = wire.ask(OffsetCommitRequest(group, topics=topics), 8)
+            assert stored.topics[0].partitions[0].error_code == 0
+        commit(wire, "other", 3)
+        answer: Any = wire.ask(DeleteGroupsRequest([group]), 2)
+        assert ErrorCode(answer.results[0].error_code) is ErrorCode.NONE
+        assert (committed(wire, group), committed(wire, "other")) == (-1, 3)
 
 
 def test_a_step_that_fails_in_the_middle_is_undone_from_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

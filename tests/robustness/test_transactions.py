@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from moldau.coordination import partition_of
 from moldau.kernel import ErrorCode
 from moldau.protocol.messages.describe_producers import DescribeProducersRequest
 from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
 from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
+from moldau.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
+from moldau.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from moldau.testing import Broker
 from tests.broker.test_coordinator import committed
 from tests.broker.test_produce_and_fetch import create
@@ -195,3 +198,24 @@ def test_a_zombies_offsets_are_refused_where_nothing_is_verified_and_cost_nobody
         answer = ask_until_settled(wire, end(one, commit=True), 4)
         assert answer.error_code == 0
         assert committed(wire, "g") == 5 and committed(wire, "h") == -1
+
+
+def test_a_marker_that_follows_another_in_its_request_sees_what_was_committed_between_them() -> None:
+    """Both requests come in one turn of the loop; the second marker is written in the middle of that turn's end."""
+    with Broker({**ONE_SHARD, **UNVERIFIED, "offsets.topic.num.partitions": "2"}) as broker:
+        wire = ready(broker, "t")
+        zombie = init(wire)
+        one = init(wire)
+        group = next(name for name in "abcdefgh" if partition_of(name, 2) == 1)
+        ask_until_settled(wire, add_offsets(one, group), 3)
+        topics = [WriteTxnMarkersRequest.WritableTxnMarkerTopic("__consumer_offsets", [0, 1])]
+        marker = WriteTxnMarkersRequest.WritableTxnMarker(zombie.producer_id, zombie.epoch, False, topics, 0)
+        wire.send(
+            wire.frame(WriteTxnMarkersRequest([marker]), 1)
+            + wire.frame(commit_offsets(3, one, group, {"t": {0: 5}}), 3)
+        )
+        written: Any = wire.decode(WriteTxnMarkersRequest.API_KEY, wire.receive(), 1)
+        told = [ErrorCode(each.error_code) for each in written.markers[0].topics[0].partitions]
+        assert told == [ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH]
+        assert not any(codes(wire.decode(TxnOffsetCommitRequest.API_KEY, wire.receive(), 3)))
+        assert not any("coordinator_append_failed" in line for line in broker.log)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moldau.broker.partition import INT64_MAX, Partition
 from moldau.coordination import (
+    TURN_BYTES_MAX,
     Answer,
     InTransaction,
     Logged,
@@ -150,8 +151,8 @@ class Coordinator(Generic[AnyMachine]):
     def partition_at(self, index: int) -> Partition:
         """The partition of an active shard, with everything in its log that was decided up to now."""
         hosted = self._require(index)
-        if hosted in self._turns:
-            del self._turns[hosted]
+        if hosted.shard.has_turn:  # also one that waits behind others for the end of this turn of the loop
+            self._turns.pop(hosted, None)
             self._append(hosted)
         return hosted.partition
 
@@ -264,9 +265,9 @@ class Coordinator(Generic[AnyMachine]):
         self._write_plain(partition, entries[start:] if start else entries, now_ms)
 
     def _write_plain(self, partition: Partition, records: list[Logged], now_ms: int) -> None:
-        if records:
-            batch = build_plain_batch(records, now_ms, self._compression())
-            partition.append_own(batch, len(records), now_ms)
+        for piece in _in_pieces(records):
+            batch = build_plain_batch(piece, now_ms, self._compression())
+            partition.append_own(batch, len(piece), now_ms)
 
     def _give_answers(self, hosted: _Hosted[AnyMachine]) -> None:
         deliver(hosted.shard.commit(hosted.partition.high_watermark))
@@ -405,6 +406,18 @@ class Coordinator(Generic[AnyMachine]):
         self._is_stopping = True
         for hosted in list(self._hosted.values()):
             self._unload(hosted, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+
+def _in_pieces(records: list[Logged]) -> Iterator[list[Logged]]:
+    """What shares a batch. Many deletions may be parted, as in Kafka: each is right without the others."""
+    start = size = 0
+    for place, record in enumerate(records):
+        if size > TURN_BYTES_MAX and record.value is None and records[place - 1].value is None:
+            yield records[start:place]
+            start, size = place, 0
+        size += len(record.key) + len(record.value or b"")
+    if records:
+        yield records[start:] if start else records
 
 
 def deliver(answers: list[Answer]) -> None:

@@ -773,7 +773,8 @@ class Producer:
                 self._finish(batch, None)
             return
         place = f"{queue.topic}-{queue.partition}"
-        error = KafkaError(code, f"{place}: {partition.error_message or code.name}")
+        reason = f": {partition.error_message}" if partition.error_message else ""
+        error = KafkaError(code, f"{place}: {code.name}{reason}")
         if code is ErrorCode.MESSAGE_TOO_LARGE:
             size = f"a batch of {batch.count} records and {len(batch.buffer)} bytes"
             error = KafkaError(

@@ -2,6 +2,7 @@
 
 from moldau.coordination.hashing import partition_of
 from moldau.coordination.shard import (
+    TURN_BYTES_MAX,
     Answer,
     InTransaction,
     Logged,
@@ -14,6 +15,7 @@ from moldau.coordination.shard import (
 )
 
 __all__ = [
+    "TURN_BYTES_MAX",
     "Answer",
     "InTransaction",
     "Logged",

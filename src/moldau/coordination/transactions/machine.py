@@ -37,7 +37,9 @@ HELD_MS_MAX = 1_000
 HELD_REQUESTS_MAX = 100
 # When no producer id is at hand for a transaction whose time is up.
 TRY_AGAIN_MS = 1_000
-TIMEOUT, HELD, EXPIRE = "timeout", "held", "expire"
+TIMEOUT, HELD, EXPIRE, MARKERS = "timeout", "held", "expire", "markers"
+# What is due together is done piece by piece, so that others are served in between.
+DUE_PER_STEP_MAX = 200
 
 
 class _Held(NamedTuple):
@@ -94,22 +96,26 @@ class TransactionMachine:
     def on_loaded(self, step: Step) -> None:
         for transaction in self.transactions.values():
             if transaction.state in PREPARED:
-                self._order_markers(transaction, step)
+                self._deadlines.set((MARKERS, transaction.transactional_id), step.now_ms)
             elif transaction.state is TransactionState.ONGOING:
                 left_ms = transaction.started_ms + transaction.timeout_ms - step.wall_ms
                 # The clock may have been set back meanwhile; nobody waits longer than was asked for.
                 self._set_timeout(transaction, step.now_ms + min(max(left_ms, 0), transaction.timeout_ms))
         self._schedule_expiry(step)
+        self.on_time(step)
 
     def on_time(self, step: Step) -> None:
-        for what, transactional_id in self._deadlines.take_due(step.now_ms):
+        for count, (what, transactional_id) in enumerate(self._deadlines.take_due(step.now_ms), 1):
             if what == EXPIRE:
                 self._expire(step)
             elif what == HELD:
                 self._give_up_held(transactional_id, step)
+            elif what == MARKERS:
+                # Nobody else can have ended it: the decision is logged, the markers are not ordered yet.
+                self._order_markers(self.transactions[transactional_id], step)
             else:
                 self._time_out(transactional_id, step)
-            if step.is_full:
+            if step.is_full or count == DUE_PER_STEP_MAX:
                 return  # the rest is still due
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moldau.coordination.prefixed import VERSION_BYTES, encode_key, encode_value, kind_of, version_of
-from moldau.coordination.transactions.states import TransactionState
+from moldau.coordination.transactions.states import LOGGED, TransactionState
 from moldau.coordination.transactions.transaction import Transaction
 from moldau.kernel import TopicPartition
 from moldau.protocol.messages.coordinator.transaction_log import TransactionLogKey, TransactionLogValue
@@ -52,19 +52,17 @@ def read_key(key: bytes) -> str | None:
 
 def read_value(transactional_id: str, value: bytes) -> Transaction:
     record = TransactionLogValue.decode(value[VERSION_BYTES:], version_of(value))
-    try:
-        state = TransactionState(record.transaction_status)
-    except ValueError:
+    if record.transaction_status not in LOGGED:
         raise ProtocolError(
-            f"transaction {transactional_id!r} is in the unknown state {record.transaction_status}"
-        ) from None
+            f"transaction {transactional_id!r} is in state {record.transaction_status}, as none ever is"
+        )
     return Transaction(
         transactional_id,
         record.producer_id,
         record.transaction_timeout_ms,
         record.transaction_last_update_timestamp_ms,
         epoch=record.producer_epoch,
-        state=state,
+        state=TransactionState(record.transaction_status),
         partitions=frozenset(
             TopicPartition(topic.topic, index)
             for topic in record.transaction_partitions or ()

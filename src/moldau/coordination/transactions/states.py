@@ -29,6 +29,7 @@ STATES_BY_TITLE = {title: state for state, title in _TITLES.items()}
 _S = TransactionState
 AT_REST = frozenset((_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT))
 PREPARED = frozenset((_S.PREPARE_COMMIT, _S.PREPARE_ABORT))
+LOGGED = AT_REST | PREPARED | {_S.ONGOING}
 
 # A state -> those that it may come from. PREPARE_ABORT out of rest is an abort of nothing, which bumps the epoch all
 # the same (KIP-890).
