@@ -215,15 +215,24 @@ class Coordinator(Generic[AnyMachine]):
             self._append(hosted)
         elif hosted not in self._turns:
             self._turns[hosted] = None
-            if not self._is_flush_due:
-                self._is_flush_due = True
-                self._node.loop.call_soon(self._flush)
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if self._turns and not self._is_flush_due:
+            self._is_flush_due = True
+            self._node.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
         turns, self._turns = self._turns, {}
-        for hosted in turns:
-            self._append(hosted)
+        left = iter(turns)
+        try:
+            for hosted in left:
+                self._append(hosted)
+        finally:
+            # A bug in one shard costs the others nothing: they have their turn in the next one.
+            self._turns |= dict.fromkeys(left)
+            self._flush_soon()
 
     def _append(self, hosted: _Hosted[AnyMachine]) -> None:
         shard, partition = hosted.shard, hosted.partition
