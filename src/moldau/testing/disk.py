@@ -377,6 +377,7 @@ class SimulatedDisk:
             del self._directories[other]
 
     def sync_directory(self, path: str) -> None:
+        path = "" if path == "." else path.rstrip("/")
         self._mutate()
         if self._sync_fails(path):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
