@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from moldau.testing.simulation import simulate_transactions
+from moldau.testing.simulation import simulate_one_end, simulate_transactions
 from tests.simulation.planted_bugs import PLANTED
 
 SEEDS_PER_TEST = 20
 # Where each planted bug is found, at the latest.
 SEEDS_FOR_A_BUG_MAX = 80
+# A transaction of two partitions and a group's offsets takes fewer.
+DISK_STEPS_OF_AN_END = 16
 
 
 @pytest.mark.parametrize("first", range(0, 520, SEEDS_PER_TEST))
@@ -22,6 +24,18 @@ def test_transactions_are_whole_or_absent_whatever_happens(first: int) -> None:
         run = simulate_transactions(seed)
         assert not run.problems, str(run)
         assert run.history.operations
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_node_may_die_between_any_two_effects_of_an_end(generation: int) -> None:
+    """At each operation of its disk from before the decision is logged to after the end is."""
+    deaths = 0
+    for disk_step in range(DISK_STEPS_OF_AN_END):
+        for seed in range(4):
+            run = simulate_one_end(seed, generation, disk_step)
+            assert not run.problems, f"simulate_one_end({seed}, {generation}, {disk_step})\n{run}"
+            deaths += run.lives - 1
+    assert deaths >= DISK_STEPS_OF_AN_END
 
 
 @pytest.mark.parametrize("seed", [3, 17, 2_026])

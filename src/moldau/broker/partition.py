@@ -126,6 +126,11 @@ class Partition:
         high_watermark = self.high_watermark
         return high_watermark if bound is None else min(bound, high_watermark)
 
+    @property
+    def syncs_each_batch(self) -> bool:
+        """Nothing is acknowledged before it is on disk."""
+        return self.flushes and self.log.config.flush_messages <= 1
+
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def append(self, batch: bytearray | memoryview, acks: int, now_ms: int) -> AppendResult:

@@ -82,6 +82,13 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._processes: list[Process] = []
         self._watched: dict[int, Watched] = {}
 
+    @staticmethod
+    def running() -> SeededLoop:
+        """The loop that runs the caller."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        return loop
+
     @property
     def trace_hash(self) -> str:
         """What ran, in which order and at what time."""

@@ -220,12 +220,12 @@ class PlainProducer(Producer):
         try:
             await self.initialize()
             while not self._world.is_calm:
-                await self._write()
+                await self.write()
                 await self._pause(1_500)
         except (Fenced, Abortable):
             return
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
         partitions = self._world.partitions
         with self._world.history.plain(self.name) as operation:
             try:

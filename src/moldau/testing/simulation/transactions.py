@@ -8,7 +8,7 @@ The same seed gives the same run. `simulate_transactions(seed)` is one; its `Run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ PORT = 9092
 INPUTS: list[Partition] = [("input", 0), ("input", 1)]
 OUTPUT: Partition = ("output", 0)
 GROUP = "transformers"
+TRANSFORM = "transform"
 LOAD_MS = 10_000
 STALL_MS_MAX = 9_000
 # By then every timeout of a transaction, and what is tried again after it, is over.
@@ -60,9 +61,7 @@ class TransactionWorld:
     """Everything of one run. Clients see it as their `World`."""
 
     def __init__(self, seed: int, run: Run) -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SeededLoop)
-        self.loop = loop
+        loop = self.loop = SeededLoop.running()
         self.run = run
         self.dice = SeededDice(f"world {seed}")
         self.history = run.history
@@ -169,14 +168,7 @@ class TransactionWorld:
         generation = 1 + self.dice.below(2)
         instances: list[asyncio.Task[None]] = []
         while not self.is_calm:
-            number = len(instances) + 1
-            producer: TransactionalProducer
-            if transactional_id == "transform":
-                producer = Transformer(
-                    self, transactional_id, number, generation, group=GROUP, inputs=INPUTS, output=OUTPUT
-                )
-            else:
-                producer = TransactionalProducer(self, transactional_id, number, generation)
+            producer = self._make_instance(transactional_id, len(instances) + 1, generation)
             task = self.loop.create_task(producer.run(1 + self.dice.below(8)))
             instances.append(task)
             if self.dice.chance(25):
@@ -186,6 +178,11 @@ class TransactionWorld:
             if self.dice.chance(20):
                 await asyncio.sleep((1 + self.dice.below(5_000)) / 1000)
         await asyncio.gather(*instances)
+
+    def _make_instance(self, transactional_id: str, number: int, generation: int) -> TransactionalProducer:
+        if transactional_id != TRANSFORM:
+            return TransactionalProducer(self, transactional_id, number, generation)
+        return Transformer(self, transactional_id, number, generation, group=GROUP, inputs=INPUTS, output=OUTPUT)
 
     async def read(self, name: str) -> None:
         """Poll committed records at random moments, now and then as a new reader from the start."""
@@ -274,7 +271,7 @@ class TransactionWorld:
     async def _check_exactly_once(self, client: SimulatedClient, found: dict[Partition, list[tuple[int, str]]]) -> None:
         """What the transformers read, up to where their group stands, is in the output once each, in order."""
         made = [value.partition(">")[0] for _, value in found[OUTPUT]]
-        for source in INPUTS:
+        for source in INPUTS if made else ():
             offset = await read_group_offset(self, client, "final offsets", GROUP, source)
             if offset is None:
                 self.violate(f"{source}: no stable offset of the group")
@@ -288,9 +285,11 @@ class TransactionWorld:
     async def live(self) -> None:
         self.node.start()
         await self.create_topics()
-        ids = ["a", "b", "transform"]
-        load: list[Coroutine[Any, Any, None]] = [self.own(each) for each in ids]
-        load += [self.read("reader"), PlainProducer(self, "plain").run()]
+        owners = [self.own(each) for each in ("a", "b", TRANSFORM)]
+        await self.load([*owners, self.read("reader"), PlainProducer(self, "plain").run()])
+
+    async def load(self, load: list[Coroutine[Any, Any, None]]) -> None:
+        """All of it with faults, then the rest."""
         tasks = [self.loop.create_task(each) for each in load]
         await self.disturb()
         self.calm()
@@ -300,12 +299,73 @@ class TransactionWorld:
             await self.final_read()
 
 
+class PowerLossWorld(TransactionWorld):
+    """With the node goes what was not synced. Topics sync every batch before it is acknowledged, so nothing that was
+    acknowledged may be gone; what was read but not acknowledged may, so nobody reads before the end."""
+
+    def __init__(self, seed: int, run: Run) -> None:
+        super().__init__(seed, run)
+        self.node.loses_power = True
+        self.invariants.is_for_each_life = True
+
+    def _settings(self) -> dict[str, str]:
+        return {**super()._settings(), "log.flush.interval.messages": "1"}
+
+    async def live(self) -> None:
+        self.node.start()
+        await self.create_topics()
+        await self.load([self.own("a"), self.own("b"), PlainProducer(self, "plain").run()])
+
+
+class OneEndWorld(TransactionWorld):
+    """The node dies at a certain operation of its disk while a transaction is being ended, and perhaps when it comes
+    back; there are no other faults."""
+
+    def __init__(self, seed: int, run: Run, generation: int, disk_step: int) -> None:
+        super().__init__(seed, run)
+        self._generation = generation
+        self._disk_step = disk_step
+        self._is_armed = False
+
+    def before_end(self) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            self.node.kill_after(self._disk_step)
+
+    async def live(self) -> None:
+        self.node.start()
+        await self.create_topics()
+        plain = PlainProducer(self, "plain")
+        await plain.initialize()
+        for _ in range(8):
+            await plain.write()
+        for name in (TRANSFORM, "other"):
+            self._is_armed = True
+            await self._make_instance(name, 1, self._generation).run(2)
+        self.calm()
+        await self.rest()
+        await self.final_read()
+
+
 def simulate_transactions(seed: int) -> Run:
     """One run, judged."""
+    return _simulate(seed, lambda run: TransactionWorld(seed, run))
+
+
+def simulate_power_losses(seed: int) -> Run:
+    return _simulate(seed, lambda run: PowerLossWorld(seed, run))
+
+
+def simulate_one_end(seed: int, generation: int, disk_step: int) -> Run:
+    """The end of one transaction, of records and offsets, with one death in it."""
+    return _simulate(seed, lambda run: OneEndWorld(seed, run, generation, disk_step))
+
+
+def _simulate(seed: int, make_world: Callable[[Run], TransactionWorld]) -> Run:
     result = Run(seed)
 
     async def main() -> None:
-        world = TransactionWorld(seed, result)
+        world = make_world(result)
         try:
             await world.live()
         finally:

@@ -1,0 +1,45 @@
+"""Where every batch is synced before it is acknowledged, a power loss takes nothing that was acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+
+from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
+from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
+from moldau.testing.dice import SeededDice
+from moldau.testing.loop import SeededLoop, run
+from moldau.testing.simulation import SimulatedNetwork, SimulatedNode, simulate_power_losses
+from moldau.testing.simulation.client import SimulatedClient
+
+SEEDS_PER_TEST = 20
+
+
+@pytest.mark.parametrize("first", range(0, 100, SEEDS_PER_TEST))
+def test_transactions_survive_power_losses(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        run = simulate_power_losses(seed)
+        assert not run.problems, f"simulate_power_losses({seed})\n{run}"
+
+
+async def _initialize(client: SimulatedClient) -> tuple[int, int]:
+    await client.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["t"]), 5)
+    response = await client.ask(InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000), 4)
+    assert response.error_code == 0
+    return response.producer_id, response.producer_epoch
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_coordinators_answer_waits_for_the_disk_where_every_batch_is_synced(seed: int) -> None:
+    async def main() -> None:
+        loop = SeededLoop.running()
+        network = SimulatedNetwork(loop, SeededDice(seed))
+        settings = {"log.flush.interval.messages": "1"}
+        node = SimulatedNode(network, SeededDice(seed), port=9092, settings=settings, say=lambda line: None)
+        node.loses_power = True
+        node.start()
+        producer_id, epoch = await _initialize(SimulatedClient(network, 9092, "first"))
+        node.kill()
+        node.start()
+        assert await _initialize(SimulatedClient(network, 9092, "second")) == (producer_id, epoch + 1)
+
+    run(main(), SeededDice(seed))
