@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moldau.broker.coordinator import Coordinator
+from moldau.broker.coordinator import Coordinator, deliver
 from moldau.broker.markers import Markers
 from moldau.broker.partition import Partition
 from moldau.broker.transactions import _Outbox
@@ -15,15 +15,22 @@ from moldau.broker.verification import Verified
 from moldau.coordination.groups.pending_offsets import PendingOffsets
 from moldau.coordination.transactions import TransactionMachine, TransactionState, rules
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.storage import PartitionLog
+from moldau.storage import LogDirectory, PartitionLog
 from moldau.storage.producer_state import ProducerStates
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+# Found when nodes die; found when machines do.
 PLANTED: dict[str, Plant] = {}
+PLANTED_FOR_POWER_LOSSES: dict[str, Plant] = {}
 
 
 def plant(break_it: Plant) -> Plant:
     PLANTED[break_it.__name__] = break_it
+    return break_it
+
+
+def plant_for_power_losses(break_it: Plant) -> Plant:
+    PLANTED_FOR_POWER_LOSSES[break_it.__name__] = break_it
     return break_it
 
 
@@ -214,3 +221,26 @@ def markers_report_the_opposite_after_a_restart(patch: pytest.MonkeyPatch) -> No
         give(self, order)
 
     patch.setattr(_Outbox, "give", opposite)
+
+
+@plant_for_power_losses
+def a_marker_counts_before_it_is_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "_first_without_committed_end", lambda self, high_watermark: high_watermark)
+
+
+@plant_for_power_losses
+def a_coordinator_answers_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    def give(self: Any, hosted: Any) -> None:
+        deliver(hosted.shard.commit(hosted.partition.log.end_offset))
+
+    patch.setattr(Coordinator, "_give_synced_answers", give)
+
+
+@plant_for_power_losses
+def a_producer_is_answered_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionLog, "flush_is_due", lambda self, now_ms: False)
+
+
+@plant_for_power_losses
+def a_new_log_directory_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogDirectory, "make", lambda self: self.disk.make_directories(self.path))

@@ -10,8 +10,10 @@ from moldau.testing.dice import SeededDice
 from moldau.testing.loop import SeededLoop, run
 from moldau.testing.simulation import SimulatedNetwork, SimulatedNode, simulate_power_losses
 from moldau.testing.simulation.client import SimulatedClient
+from tests.simulation.planted_bugs import PLANTED_FOR_POWER_LOSSES
 
 SEEDS_PER_TEST = 20
+SEEDS_FOR_A_BUG_MAX = 40
 
 
 @pytest.mark.parametrize("first", range(0, 100, SEEDS_PER_TEST))
@@ -43,3 +45,9 @@ def test_a_coordinators_answer_waits_for_the_disk_where_every_batch_is_synced(se
         assert await _initialize(SimulatedClient(network, 9092, "second")) == (producer_id, epoch + 1)
 
     run(main(), SeededDice(seed))
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED_FOR_POWER_LOSSES))
+def test_power_losses_find(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED_FOR_POWER_LOSSES[name](monkeypatch)
+    assert any(simulate_power_losses(seed).problems for seed in range(SEEDS_FOR_A_BUG_MAX)), f"{name} was not found"

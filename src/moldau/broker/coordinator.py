@@ -281,7 +281,7 @@ class Coordinator(Generic[AnyMachine]):
     def _give_synced_answers(self, hosted: _Hosted[AnyMachine]) -> None:
         """With `flush.messages` 1 an answer, and every order that follows from a record, waits for the disk."""
         partition = hosted.partition
-        deliver(hosted.shard.commit(min(partition.high_watermark, partition.log.recovery_point)))
+        deliver(hosted.shard.commit(partition.high_watermark))
         if not hosted.shard.is_waiting or hosted.waits_for_sync:
             return
         if partition.log.recovery_point >= partition.log.end_offset:

@@ -18,17 +18,11 @@ class Invariants:
         self._node = node
         self._violate = violate
         self._seen: dict[Partition, tuple[int, int]] = {}
-        # A power loss may take back what was not acknowledged.
-        self.is_for_each_life = False
-        self._life = 0
 
     def check(self) -> None:
         node = self._node.node
         if node is None:
             return
-        if self.is_for_each_life and self._life != self._node.lives:
-            self._life = self._node.lives
-            self._seen.clear()
         seen = self._seen
         for partition in node.replicas:
             if partition.leader is None:
