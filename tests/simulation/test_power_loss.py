@@ -20,7 +20,7 @@ SEEDS_FOR_A_BUG_MAX = 40
 def test_transactions_survive_power_losses(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         run = simulate_power_losses(seed)
-        assert not run.problems, f"simulate_power_losses({seed})\n{run}"
+        assert not run.problems, str(run)
 
 
 async def _initialize(client: SimulatedClient) -> tuple[int, int]:

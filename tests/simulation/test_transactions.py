@@ -33,7 +33,7 @@ def test_a_node_may_die_between_any_two_effects_of_an_end(generation: int) -> No
     for disk_step in range(DISK_STEPS_OF_AN_END):
         for seed in range(4):
             run = simulate_one_end(seed, generation, disk_step)
-            assert not run.problems, f"simulate_one_end({seed}, {generation}, {disk_step})\n{run}"
+            assert not run.problems, str(run)
             deaths += run.lives - 1
     assert deaths >= DISK_STEPS_OF_AN_END
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from moldau.cluster import TRANSACTION_VERSION
 from moldau.kernel import ErrorCode
 from moldau.protocol.messages.create_topics import CreateTopicsRequest
+from moldau.protocol.messages.update_features import UpdateFeaturesRequest
 from moldau.testing.dice import SeededDice
 from moldau.testing.disk import PowerLoss
 from moldau.testing.history import History, Partition
@@ -35,6 +37,7 @@ STALL_MS_MAX = 9_000
 # By then every timeout of a transaction, and what is tried again after it, is over.
 REST_MS_MAX = 200_000
 STORY_LINES_MAX = 40
+SAFE_DOWNGRADE = 2
 STEPS_MAX = 200_000
 
 
@@ -43,6 +46,7 @@ class Run:
     """What became of a seed; `problems` is empty when all is well."""
 
     seed: int
+    command: str
     trace_hash: str = ""
     steps: int = 0
     lives: int = 0
@@ -51,9 +55,7 @@ class Run:
     history: History = field(default_factory=History)
 
     def __str__(self) -> str:
-        head = (
-            f"seed {self.seed}: {len(self.problems)} problems; python -m moldau.testing.simulation --replay {self.seed}"
-        )
+        head = f"seed {self.seed}: {len(self.problems)} problems; to replay it: {self.command}"
         return "\n".join([head, *self.problems, "", *self.story[-STORY_LINES_MAX:]])
 
 
@@ -68,6 +70,8 @@ class TransactionWorld:
         self.partitions: list[Partition] = [*INPUTS, ("other", 0)]
         self.is_calm = False
         self._kills_at_ends = self.dice.chance(60)
+        # The cluster's; with 1 there are clients of the first generation only.
+        self._transaction_version = 1 if self.dice.chance(20) else 2
         self.network = SimulatedNetwork(loop, SeededDice(f"network {seed}"))
         self.node = SimulatedNode(
             self.network, SeededDice(f"node {seed}"), port=PORT, settings=self._settings(), say=self.say
@@ -162,10 +166,16 @@ class TransactionWorld:
         )
         response = await client.ask(request, 5)
         assert all(topic.error_code == ErrorCode.NONE for topic in response.topics)
+        if self._transaction_version == 1:
+            level = UpdateFeaturesRequest.FeatureUpdateKey(
+                feature=TRANSACTION_VERSION, max_version_level=1, upgrade_type=SAFE_DOWNGRADE
+            )
+            response = await client.ask(UpdateFeaturesRequest(feature_updates=[level]), 2)
+            assert response.error_code == ErrorCode.NONE
 
     async def own(self, transactional_id: str) -> None:
         """Instances of a transactional id, each fencing those before it; some begin while the last one goes on."""
-        generation = 1 + self.dice.below(2)
+        generation = 1 + self.dice.below(self._transaction_version)
         instances: list[asyncio.Task[None]] = []
         while not self.is_calm:
             producer = self._make_instance(transactional_id, len(instances) + 1, generation)
@@ -297,12 +307,12 @@ class TransactionWorld:
 
 
 class PowerLossWorld(TransactionWorld):
-    """With the node goes what was not synced. Topics sync every batch before it is acknowledged or shown to readers,
-    so nothing that anybody knows of may be gone."""
+    """With the node goes, mostly, what was not synced. Topics sync every batch before it is acknowledged or shown to
+    readers, so nothing that anybody knows of may be gone."""
 
-    def __init__(self, seed: int, run: Run) -> None:
-        super().__init__(seed, run)
-        self.node.loses_power = True
+    def _on_node_death(self) -> None:
+        self.node.loses_power = self.dice.chance(70)
+        super()._on_node_death()
 
     def _settings(self) -> dict[str, str]:
         return {**super()._settings(), "log.flush.interval.messages": "1"}
@@ -314,7 +324,7 @@ class OneEndWorld(TransactionWorld):
 
     def __init__(self, seed: int, run: Run, generation: int, disk_step: int) -> None:
         super().__init__(seed, run)
-        self._generation = generation
+        self._generation = self._transaction_version = generation
         self._disk_step = disk_step
         self._is_armed = False
 
@@ -340,21 +350,22 @@ class OneEndWorld(TransactionWorld):
 
 def simulate_transactions(seed: int) -> Run:
     """One run, judged."""
-    return _simulate(seed, lambda run: TransactionWorld(seed, run))
+    command = f"python -m moldau.testing.simulation --replay {seed}"
+    return _simulate(Run(seed, command), lambda run: TransactionWorld(seed, run))
 
 
 def simulate_power_losses(seed: int) -> Run:
-    return _simulate(seed, lambda run: PowerLossWorld(seed, run))
+    command = f"python -m moldau.testing.simulation --kind power-losses --replay {seed}"
+    return _simulate(Run(seed, command), lambda run: PowerLossWorld(seed, run))
 
 
 def simulate_one_end(seed: int, generation: int, disk_step: int) -> Run:
     """The end of one transaction, of records and offsets, with one death in it."""
-    return _simulate(seed, lambda run: OneEndWorld(seed, run, generation, disk_step))
+    command = f"simulate_one_end({seed}, {generation}, {disk_step})"
+    return _simulate(Run(seed, command), lambda run: OneEndWorld(seed, run, generation, disk_step))
 
 
-def _simulate(seed: int, make_world: Callable[[Run], TransactionWorld]) -> Run:
-    result = Run(seed)
-
+def _simulate(result: Run, make_world: Callable[[Run], TransactionWorld]) -> Run:
     async def main() -> None:
         world = make_world(result)
         try:
@@ -365,7 +376,7 @@ def _simulate(seed: int, make_world: Callable[[Run], TransactionWorld]) -> Run:
             world.loop.after_step = None
 
     try:
-        _, result.trace_hash = run(main(), SeededDice(f"loop {seed}"), steps_max=STEPS_MAX)
+        _, result.trace_hash = run(main(), SeededDice(f"loop {result.seed}"), steps_max=STEPS_MAX)
     except Exception as error:
         result.problems.append(f"the run failed: {error!r}")
     result.problems += [str(anomaly) for anomaly in check(result.history)]
