@@ -9,7 +9,7 @@ from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
 from moldau.testing.dice import SeededDice
 from moldau.testing.loop import SeededLoop, run
 from moldau.testing.simulation import SimulatedNetwork, SimulatedNode, simulate_power_losses
-from moldau.testing.simulation.client import SimulatedClient
+from moldau.testing.simulation.client import NoAnswer, SimulatedClient
 from tests.simulation.planted_bugs import PLANTED_FOR_POWER_LOSSES
 
 SEEDS_PER_TEST = 20
@@ -45,6 +45,33 @@ def test_a_coordinators_answer_waits_for_the_disk_where_every_batch_is_synced(se
         assert await _initialize(SimulatedClient(network, 9092, "second")) == (producer_id, epoch + 1)
 
     run(main(), SeededDice(seed))
+
+
+@pytest.mark.parametrize("disk_step", range(2))
+def test_what_readers_saw_of_a_recovered_log_survives_a_power_loss(disk_step: int) -> None:
+    """The process dies after a write and before its sync; the next one shows the records; then the power goes."""
+
+    async def main(seed: int) -> None:
+        network = SimulatedNetwork(SeededLoop.running(), SeededDice(seed))
+        settings = {"log.flush.interval.messages": "1"}
+        node = SimulatedNode(network, SeededDice(seed), port=9092, settings=settings, say=lambda line: None)
+        node.start()
+        client = SimulatedClient(network, 9092, "client")
+        await _initialize(client)
+        node.kill_after(disk_step)
+        with pytest.raises(NoAnswer):
+            await _initialize(client)
+        seen = []
+        for node.loses_power in (False, True):
+            if node.is_alive:
+                node.kill()
+            node.start()
+            assert node.node is not None
+            seen.append([partition.high_watermark for partition in node.node.replicas])
+        assert seen[0] == seen[1]
+
+    for seed in range(10):
+        run(main(seed), SeededDice(seed))
 
 
 @pytest.mark.parametrize("name", sorted(PLANTED_FOR_POWER_LOSSES))

@@ -6,6 +6,10 @@ A failing seed is printed with the command that replays it.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from moldau.testing.simulation import simulate_one_end, simulate_transactions
@@ -44,6 +48,22 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
     assert first.trace_hash == second.trace_hash
     assert list(first.history.lines()) == list(second.history.lines())
     assert first.trace_hash != simulate_transactions(seed + 1).trace_hash
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    """Whatever the order of sets is there."""
+    program = "from moldau.testing.simulation import simulate_transactions as run; print(run(5).trace_hash, end='')"
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert traces == {simulate_transactions(5).trace_hash}
 
 
 @pytest.mark.parametrize("name", sorted(PLANTED))

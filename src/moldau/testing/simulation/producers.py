@@ -28,8 +28,9 @@ from moldau.testing.dice import SeededDice
 from moldau.testing.history import History, Operation, Partition
 from moldau.testing.simulation.client import NoAnswer, SimulatedClient, by_topic, fetch_committed
 
+# How often a client tries before it gives up: what it then leaves behind is for others to clear away.
 ATTEMPTS_MAX = 60
-PRODUCE_ATTEMPTS = (1, 3, ATTEMPTS_MAX)
+ATTEMPTS = (1, 3, ATTEMPTS_MAX)
 BACKOFF_MS_MAX = 400
 GROUP, TRANSACTION = 0, 1
 TIMEOUTS_MS = (1_500, 4_000, 10_000, 60_000)
@@ -101,10 +102,13 @@ class Producer:
     async def _pause(self, ms_max: int = BACKOFF_MS_MAX) -> None:
         await asyncio.sleep((1 + self._dice.below(ms_max)) / 1000)
 
-    async def _ask(self, request: Message, version: int, read_code: Any) -> Any:
+    def _attempts(self) -> int:
+        return ATTEMPTS[self._dice.below(len(ATTEMPTS))]
+
+    async def _ask(self, request: Message, version: int, read_code: Any, attempts: int = ATTEMPTS_MAX) -> Any:
         """Until there is an answer that is not `RETRIABLE`; NoAnswer when there was none in all attempts."""
         unsure = False
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(attempts):
             try:
                 response = await self._client.ask(request, version, lingers=self._lingers)
             except NoAnswer as lost:
@@ -156,7 +160,7 @@ class Producer:
                     transactional=self._transactional_id is not None,
                 )
             )
-        for _ in range(PRODUCE_ATTEMPTS[self._dice.below(len(PRODUCE_ATTEMPTS))]):
+        for _ in range(self._attempts()):
             for partition, code in (await self._send_batches(operation, batches, writes)).items():
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     self._sequences[partition] = self._sequences.get(partition, 0) + len(writes[partition])
@@ -348,7 +352,7 @@ class TransactionalProducer(Producer):
         )
         try:
             response, code, unsure = await self._ask(
-                request, 5 if self._bumps_epochs else 4, lambda response: response.error_code
+                request, 5 if self._bumps_epochs else 4, lambda response: response.error_code, self._attempts()
             )
         except NoAnswer as lost:
             if committed and not lost.was_sent:
@@ -422,7 +426,7 @@ class Transformer(TransactionalProducer):
         try:
             self._sent_count += 1
             # Another attempt is another value, so that one can tell which of them is read.
-            made = [f"{value}>{self.name}-{self._sent_count}" for _, value in self._read]
+            made = [f"{value}>{self.name}-{self._sent_count}.{place}" for place, (_, value) in enumerate(self._read)]
             is_first = self._dice.chance(50)
             if is_first:
                 await self._commit_offset(operation)

@@ -128,7 +128,7 @@ class TransactionWorld:
         """Faults of the kinds that this seed has, one after the other."""
         dice = self.dice
         kinds = [kind for kind in (self._kill_after, self._kill_now, self._cut, self._restart) if dice.chance(60)]
-        self.network.stall_percent = dice.below(4)
+        self.network.stall_percent = (0, 2, 10)[dice.below(3)]
         self.network.stall_ms_max = STALL_MS_MAX
         end = self.loop.time() + LOAD_MS / 1000
         while self.loop.time() < end:
