@@ -1,4 +1,4 @@
-"""A client of the simulation: real frames over a simulated link, one request after the other.
+"""A client of the simulation: real frames over a simulated link, answered in their order.
 
 It retries nothing by itself. An answer that does not come is `NoAnswer`, which says whether the request had left.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import struct
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ class SimulatedClient:
         self._lingers = True
         self._link: Link | None = None
         self._received = bytearray()
-        self._answer: asyncio.Future[bytes | None] | None = None
+        self._answers: deque[asyncio.Future[bytes | None]] = deque()
         self._correlation_id = 0
 
     async def ask(self, request: Message, version: int, *, timeout_ms: int = REQUEST_MS, lingers: bool = True) -> Any:
@@ -57,53 +58,53 @@ class SimulatedClient:
                 raise NoAnswer(was_sent=False) from None
             self._received.clear()
         self._correlation_id += 1
+        expected = self._correlation_id
         frame = bytearray(4)
-        encode_request_header(frame, request.API_KEY, version, self._correlation_id, self._name)
+        encode_request_header(frame, request.API_KEY, version, expected, self._name)
         request.encode_into(frame, version)
         _SIZE.pack_into(frame, 0, len(frame) - 4)
         loop = self._network.loop
-        answer = self._answer = loop.create_future()
+        answer: asyncio.Future[bytes | None] = loop.create_future()
+        self._answers.append(answer)
         self._link.send(bytes(frame))
         timer = loop.call_later(timeout_ms / 1000, self._give_up, answer)
         try:
-            found: bytes | None = await answer
+            found = await answer
         finally:
             timer.cancel()
-            self._answer = None
         if found is None:
             raise NoAnswer(was_sent=True)
         correlation_id, position = decode_response_header(found, request.API_KEY, version)
-        assert correlation_id == self._correlation_id, "an answer to another request"
+        assert correlation_id == expected, "an answer to another request"
         response, _ = response_class(request.API_KEY).decode_from(found, position, version)
         return response
 
     def _give_up(self, answer: asyncio.Future[bytes | None]) -> None:
         if answer.done():
             return
-        link, self._link = self._link, None
+        link = self._link
         assert link is not None
+        self._on_lost()
         if self._lingers:
             link.abandon()
         else:
             link.cut()
-        answer.set_result(None)
 
     def _on_bytes(self, data: bytes) -> None:
         received = self._received
         received += data
-        if len(received) < 4:
-            return
-        end = 4 + _SIZE.unpack_from(received)[0]
-        if len(received) >= end:
-            frame = bytes(received[4:end])
+        while len(received) >= 4:
+            end = 4 + _SIZE.unpack_from(received)[0]
+            if len(received) < end:
+                return
+            self._answers.popleft().set_result(bytes(received[4:end]))
             del received[:end]
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(frame)
 
     def _on_lost(self) -> None:
         self._link = None
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(None)
+        answers, self._answers = self._answers, deque()
+        for answer in answers:
+            answer.set_result(None)
 
 
 class Fetched(NamedTuple):

@@ -153,7 +153,7 @@ class Link:
         on_lost, self._on_lost = self._on_lost, None
         self._network.links.pop(self, None)
         if on_lost is not None:
-            self._network.loop.call_soon(on_lost)
+            on_lost()
 
     def cut(self, *, keeps_answers: bool = False) -> None:
         """Both ends lose it. What was on its way to the node is lost; with `keeps_answers` the other way is not."""

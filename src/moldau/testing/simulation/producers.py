@@ -160,10 +160,10 @@ class Producer:
                     transactional=self._transactional_id is not None,
                 )
             )
+            self._sequences[partition] = self._sequences.get(partition, 0) + len(values)
         for _ in range(self._attempts()):
             for partition, code in (await self._send_batches(operation, batches, writes)).items():
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                    self._sequences[partition] = self._sequences.get(partition, 0) + len(writes[partition])
                     del batches[partition]
                 elif code in FENCED:
                     raise Fenced
@@ -308,7 +308,16 @@ class TransactionalProducer(Producer):
         new = [each for each in writes if each not in self._added]
         if new and not self._bumps_epochs:
             await self._add_partitions(new)
-        await self._produce(operation, writes)
+        requests = [writes]
+        if self._dice.chance(30):
+            # A second request behind the first, without waiting: whatever happens, it must not come before it.
+            requests.append({each: [self.next_value()] for each in writes})
+        outcomes = await asyncio.gather(
+            *(self._produce(operation, request) for request in requests), return_exceptions=True
+        )
+        problems = [each for each in outcomes if each is not None]
+        if problems:
+            raise next((each for each in problems if isinstance(each, Fenced)), problems[0])
 
     async def _add_partitions(self, partitions: list[Partition]) -> None:
         assert self._transactional_id is not None
