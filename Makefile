@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.ready
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench generate facts clean
+.PHONY: help run test lint format bench simulate generate facts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s'|'
@@ -36,6 +36,11 @@ format: $(STAMP)  ## rewrite the sources in the house format
 bench: $(STAMP)  ## compare with Apache Kafka in one run, write bench/RESULTS.md
 	@tools/install-test-tools
 	@$(BIN)/python -m bench
+
+SEEDS ?= 1000
+simulate: $(STAMP)  ## transactions under crashes and power losses, SEEDS=1000 of each
+	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS)
+	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --kind power-losses
 
 generate: $(STAMP)  ## write src/moldau/protocol/messages/ from the checked-in facts
 	@$(BIN)/python -m tools.generator

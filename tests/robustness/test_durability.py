@@ -130,6 +130,22 @@ def test_a_retry_is_not_acknowledged_before_the_first_attempt_is_durable(monkeyp
         assert not answered, "answered while the only sync was still waiting"
 
 
+def test_readers_do_not_see_what_a_power_cut_could_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flush.messages=1`: as in Kafka, which syncs within the append, the high watermark waits for the sync."""
+    with hooked_broker(monkeypatch) as (broker, disk):
+        wire = Wire(broker.bootstrap)
+        create(wire, "t", **{"flush.messages": "1"})
+        gate = disk.hook = Gate("sync", "/t-0/")
+        _, answered = ask_in_thread(Wire(broker.bootstrap), produce("t", batch_of(b"x")), 9)
+        assert gate.reached.wait(5)
+        assert broker.node is not None
+        partition = broker.node.replicas.require("t", 0)
+        assert (partition.log.end_offset, partition.high_watermark) == (1, 0)
+        gate.opened.set()
+        assert wait_until(lambda: bool(answered), 5)
+        assert partition.high_watermark == 1
+
+
 def test_a_producer_waiting_for_a_flush_is_answered_when_its_topic_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost wake-up. Batch 1 is being synced, batch 2 waits for the next sync; the topic is deleted, which closes the
     log. When sync 1 ends, `flush_soon` gets no task from a closed log and leaves batch 2's future alone, for ever. On

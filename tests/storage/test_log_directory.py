@@ -9,6 +9,7 @@ import pytest
 from moldau.broker.host import SystemDisk
 from moldau.kernel import TopicPartition
 from moldau.storage import LogDirectory, LogDirectoryError, MetaProperties
+from moldau.testing import SeededDice, SimulatedDisk
 from tests.storage.kit import new_disk
 
 ORDERS = TopicPartition("orders", 3)
@@ -31,6 +32,17 @@ def test_meta_properties_survive_and_name_the_owner() -> None:
         with pytest.raises(LogDirectoryError, match=word) as error:
             data.check_meta_properties(cluster_id, node_id)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["/var/lib/moldau", "below/here"])
+def test_a_directory_that_was_made_is_there_after_a_power_loss(path: str) -> None:
+    for seed in range(20):
+        disk = SimulatedDisk(SeededDice(seed))
+        data = LogDirectory(disk, path)
+        data.lock()
+        meta = MetaProperties(cluster_id="MkU3OEVBNTcwNTJENDM2Qg", node_id=4, directory_id="JsnDDNVyTL289kZkNzc25Q")
+        data.write_meta_properties(meta)
+        assert LogDirectory(disk.crash(), path).read_meta_properties() == meta
 
 
 def test_meta_properties_of_kafka_are_read() -> None:

@@ -221,3 +221,19 @@ def test_the_same_seed_crashes_the_same_way() -> None:
         return made.crash().tree()
 
     assert run(1) == run(1) != run(2)
+
+
+def test_after_a_power_loss_nothing_changes_any_more() -> None:
+    lost = disk()
+    told: list[int] = []
+    lost.on_power_loss = lambda: told.append(lost.steps)
+    file = lost.open("d/f", create=True)
+    lost.lose_power_after(0)
+    with pytest.raises(PowerLoss):
+        file.write(0, [b"first"])
+    left = lost.tree()
+    for act in (lambda: file.write(0, [b"second"]), lambda: lost.remove("d/f"), lambda: lost.sync_directory("d")):
+        with pytest.raises(PowerLoss):
+            act()
+    assert lost.tree() == left
+    assert len(told) == 1

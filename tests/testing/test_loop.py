@@ -8,7 +8,7 @@ import pytest
 
 from moldau.testing.clock import VirtualClock
 from moldau.testing.dice import SeededDice
-from moldau.testing.loop import Deadlock, LoopClock, SeededLoop, StepBudgetExceeded, run
+from moldau.testing.loop import Deadlock, LoopClock, Process, SeededLoop, StepBudgetExceeded, run
 
 
 async def race(order: list[int]) -> list[int]:
@@ -139,3 +139,31 @@ def test_the_virtual_clock_runs_due_timers_in_order_and_its_wall_may_jump() -> N
     clock.advance(21)
     assert seen == [("a", 30), ("b", 50)]
     assert (clock.now_ms(), clock.monotonic_ms()) == (3050, 50)
+
+
+def test_nothing_of_a_dead_process_runs_any_more() -> None:
+    ran: list[str] = []
+
+    async def work(name: str) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(2, ran.append, f"{name}: timer")
+        child = loop.create_task(asyncio.sleep(3))
+        child.add_done_callback(lambda _: ran.append(f"{name}: child"))
+        await child
+        ran.append(f"{name}: end")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        dying, living = Process("dying"), Process("living")
+        deaths: list[str] = []
+        dying.on_death.append(lambda: deaths.append("dying"))
+        for process in (dying, living):
+            process.run(lambda process=process: loop.create_task(work(process.name)))  # type: ignore[misc]
+        await asyncio.sleep(1)
+        dying.die()
+        dying.die()
+        await asyncio.sleep(5)
+        assert deaths == ["dying"]
+
+    run(main(), SeededDice(0))
+    assert sorted(ran) == ["living: child", "living: end", "living: timer"]

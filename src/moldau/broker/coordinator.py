@@ -95,7 +95,7 @@ class Reply:
 class _Hosted(Generic[AnyMachine]):
     """A shard, its partition, and its timer: the machine's next, or that of the next try to load."""
 
-    __slots__ = ("failed_loads", "partition", "shard", "task", "timer", "timer_ms")
+    __slots__ = ("failed_loads", "partition", "shard", "task", "timer", "timer_ms", "waits_for_sync")
 
     def __init__(self, shard: Shard[AnyMachine], partition: Partition, failed_loads: int) -> None:
         self.shard = shard
@@ -104,6 +104,7 @@ class _Hosted(Generic[AnyMachine]):
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
         self.timer_ms = 0
+        self.waits_for_sync = False
 
 
 class Coordinator(Generic[AnyMachine]):
@@ -279,9 +280,36 @@ class Coordinator(Generic[AnyMachine]):
             partition.append_own(batch, len(piece), now_ms)
 
     def _give_answers(self, hosted: _Hosted[AnyMachine]) -> None:
-        deliver(hosted.shard.commit(hosted.partition.high_watermark))
+        partition = hosted.partition
+        if partition.syncs_each_batch:
+            self._give_synced_answers(hosted)
+            return
+        deliver(hosted.shard.commit(partition.high_watermark))
         if hosted.shard.is_waiting:
-            hosted.partition.add_waiter(lambda: self._give_answers(hosted))
+            partition.add_waiter(lambda: self._give_answers(hosted))
+
+    def _give_synced_answers(self, hosted: _Hosted[AnyMachine]) -> None:
+        """With `flush.messages` 1 an answer, and every order that follows from a record, waits for the disk."""
+        partition = hosted.partition
+        deliver(hosted.shard.commit(partition.high_watermark))
+        if not hosted.shard.is_waiting or hosted.waits_for_sync:
+            return
+        if partition.log.recovery_point >= partition.log.end_offset:
+            partition.add_waiter(lambda: self._give_answers(hosted))
+        else:
+            hosted.waits_for_sync = True
+            partition.when_flushed(partition.log.end_offset).add_done_callback(partial(self._on_synced, hosted))
+
+    def _on_synced(self, hosted: _Hosted[AnyMachine], synced: asyncio.Future[None]) -> None:
+        hosted.waits_for_sync = False
+        error = synced.exception()
+        if self._hosted.get(hosted.shard.index) is not hosted:
+            return  # unloaded meanwhile: whoever waited has been told
+        if error is None:
+            self._give_answers(hosted)
+        else:
+            assert isinstance(error, KafkaError)
+            self._restart(hosted, error)
 
     def _restart(self, hosted: _Hosted[AnyMachine], refusal: KafkaError) -> None:
         """What the machine holds is more than the log does: begin again from the log."""

@@ -46,6 +46,10 @@ class ListenerConfig:
     backlog: int = BACKLOG
 
 
+# Where sockets come from: the machine, or a simulated network.
+Listen = Callable[[ListenerConfig], socket.socket]
+
+
 class Listener:
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Listener:
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
         report_bug: Callable[[Connection, BaseException], None],
+        listen: Listen,
     ) -> None:
         self.config = config
         self.name = config.name
@@ -65,7 +70,8 @@ class Listener:
         self.frame_bytes_max = config.frame_bytes_max
         self.read_buffer = bytearray(READ_BYTES)
         self.read_view = memoryview(self.read_buffer)
-        self.connections: set[Connection] = set()
+        # In the order of their coming: a simulated run can be repeated.
+        self.connections: dict[Connection, None] = {}
         self.paused: set[Connection] = set()
         self.accepted_count = 0
         self._per_address: Counter[str] = Counter()
@@ -77,7 +83,7 @@ class Listener:
         self._pooled_bytes = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._pauser: asyncio.TimerHandle | None = None
-        self._socket = _listen(config)
+        self._socket = listen(config)
         self.port: int = self._socket.getsockname()[1]
 
     def start(self) -> None:
@@ -131,7 +137,7 @@ class Listener:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(self, accepted, f"{host}:{port}")
-        self.connections.add(connection)
+        self.connections[connection] = None
         self._per_address[host] += 1
         self.accepted_count += 1
         self.loop.add_reader(connection.fd, connection.on_readable)
@@ -141,7 +147,7 @@ class Listener:
         accepted.close()
 
     def forget(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self.paused.discard(connection)
         self.finish_frame(connection)
         host = connection.peer.rpartition(":")[0]
@@ -215,7 +221,8 @@ class Listener:
             connection.resume()
 
 
-def _listen(config: ListenerConfig) -> socket.socket:
+def listen_on_host(config: ListenerConfig) -> socket.socket:
+    """A socket of this machine."""
     host = config.host or None
     infos = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # An empty host means every address: prefer the IPv6 wildcard, which takes IPv4 too.

@@ -22,7 +22,7 @@ from moldau.broker.endpoints import WILDCARDS, ListenerSpec, read_listeners
 from moldau.broker.fetch_sessions import FetchSessions
 from moldau.broker.formatting import bootstrap_records, format_directories, random_uuid
 from moldau.broker.http import HttpListener
-from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listener, ListenerConfig
+from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listen, Listener, ListenerConfig, listen_on_host
 from moldau.broker.metrics import Metrics
 from moldau.broker.producer_ids import ProducerIds
 from moldau.broker.replicas import Replicas, directory_id_of
@@ -86,6 +86,7 @@ class Node:
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
         cluster_id: str | None = None,
+        listen: Listen = listen_on_host,
     ) -> None:
         self.settings = settings
         settings.say = say
@@ -96,6 +97,7 @@ class Node:
         self._disk = disk
         self._dice = dice
         self._wanted_cluster_id = cluster_id
+        self._listen = listen
         self.metrics = Metrics()
         self.fetch_sessions = FetchSessions(dice, clock, settings.integer("max.incremental.fetch.session.cache.slots"))
         self.is_stopping = False
@@ -250,7 +252,12 @@ class Node:
             config = self._listener_config(spec)
             try:
                 listener = Listener(
-                    config, dispatcher.dispatch, loop=self.loop, say=self.say, report_bug=self._report_bug
+                    config,
+                    dispatcher.dispatch,
+                    loop=self.loop,
+                    say=self.say,
+                    report_bug=self._report_bug,
+                    listen=self._listen,
                 )
             except OSError as error:
                 for opened in self.listeners:

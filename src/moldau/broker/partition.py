@@ -30,6 +30,7 @@ class Partition:
         "_flush_waiters",
         "_flushes_held",
         "_replicas",
+        "_uncommitted_ends",
         "_waiters",
         "counters",
         "flushes",
@@ -44,6 +45,7 @@ class Partition:
         "min_in_sync",
         "move",
         "start_wanted",
+        "syncs_each_batch",
         "topic",
         "topic_id",
         "verifications",
@@ -60,12 +62,16 @@ class Partition:
         self.counters = counters
         # Whether answers wait for the disk (`flush.messages`).
         self.flushes = log.config.flush_messages < INT64_MAX
+        # Nothing is acknowledged, or shown to readers, before it is on disk.
+        self.syncs_each_batch = log.config.flush_messages <= 1
         self.leader: PartitionLeader | None = None
         self.leader_id = -1
         self.leader_epoch = -1
         self.min_in_sync = 1
         # Called (and dropped) when more becomes visible; each fetch that waits adds one.
         self._waiters: list[Callable[[], None]] | None = None
+        # (first offset of a transaction, offset of its marker) whose marker is above the high watermark.
+        self._uncommitted_ends: list[tuple[int, int]] | None = None
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] | None = None
         self._flush_idle: asyncio.Future[None] | None = None
         self._flushes_held = False
@@ -84,7 +90,10 @@ class Partition:
     def apply_config(self, config: LogConfig, min_in_sync: int) -> None:
         self.log.apply_config(config)
         self.flushes = config.flush_messages < INT64_MAX
+        self.syncs_each_batch = config.flush_messages <= 1
         self.min_in_sync = min_in_sync
+        if self.leader is not None:
+            self._advance(self.leader)
 
     def remove(self, now_ms: int) -> None:
         """The topic is deleted: nobody waits here any longer."""
@@ -124,7 +133,15 @@ class Partition:
     def last_stable_offset(self) -> int:
         bound = self.log.last_stable_offset_bound
         high_watermark = self.high_watermark
+        if self._uncommitted_ends is not None:
+            high_watermark = self._first_without_committed_end(high_watermark)
         return high_watermark if bound is None else min(bound, high_watermark)
+
+    def _first_without_committed_end(self, high_watermark: int) -> int:
+        """A marker that is not committed yet may be lost: until then its transaction counts as open."""
+        ends = [each for each in self._uncommitted_ends or () if each[1] >= high_watermark]
+        self._uncommitted_ends = ends or None
+        return min([high_watermark, *(first for first, _ in ends)])
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -137,7 +154,7 @@ class Partition:
             leader.check_in_sync(self.min_in_sync)
         log = self.log
         result = log.append_as_leader(batch, leader.leader_epoch, now_ms)
-        if leader.advance(log.end_offset) and self._waiters:
+        if not self.syncs_each_batch and leader.advance(log.end_offset) and self._waiters:
             self.wake()
         if not result.duplicate:
             counters = self.counters
@@ -158,11 +175,16 @@ class Partition:
         """End a producer's transaction here; the offset that must be committed before this may be relied on."""
         leader = self._require_in_sync()
         batch = build_marker(producer_id, producer_epoch, marker, now_ms)
+        state = self.log.producers.get(producer_id)
+        first_offset = -1 if state is None else state.transaction_first_offset
         self.log.append_control(batch, leader.leader_epoch, now_ms, transaction_version=transaction_version)
         # Batches that were verified before belong to the transaction that is over now.
         self.verifications.end(producer_id)
+        end_offset = self.log.end_offset
+        if first_offset >= 0 and (self.syncs_each_batch or len(leader.isr) > 1):
+            self._uncommitted_ends = [*(self._uncommitted_ends or ()), (first_offset, end_offset - 1)]
         self._advance(leader)
-        return self.log.end_offset
+        return end_offset
 
     def _require_in_sync(self) -> PartitionLeader:
         leader = self.require_leader()
@@ -171,8 +193,8 @@ class Partition:
         return leader
 
     def _advance(self, leader: PartitionLeader) -> None:
-        """The log grew, or a transaction ended: more may be visible."""
-        leader.advance(self.log.end_offset)
+        """The log grew or was synced, or a transaction ended: more may be visible."""
+        leader.advance(self.log.recovery_point if self.syncs_each_batch else self.log.end_offset)
         if self._waiters:
             self.wake()
 
@@ -181,7 +203,7 @@ class Partition:
         leader = self._require_in_sync()
         log = self.log
         log.append_own(batch, count, now_ms, leader.leader_epoch, now_ms)
-        if leader.advance(log.end_offset) and self._waiters:
+        if not self.syncs_each_batch and leader.advance(log.end_offset) and self._waiters:
             self.wake()
         counters = self.counters
         counters.bytes_in += len(batch)
@@ -256,6 +278,8 @@ class Partition:
             self._fail_flush_waiters(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
             self._replicas.on_flush_failed(self, error)
             return
+        if self.syncs_each_batch and self.leader is not None:
+            self._advance(self.leader)
         self._release_flush_waiters()
         if self._flush_waiters:
             self.flush_soon()

@@ -247,6 +247,8 @@ class Replicas:
                 topic_id=topic_id,
                 say=self.say,
             )
+            if config.flush_messages <= 1:
+                _sync_recovered(log)
         except (KafkaError, OSError) as error:
             if isinstance(error, KafkaError) and error.code == ErrorCode.INCONSISTENT_TOPIC_ID:
                 # A directory left behind by an older topic of the same name.
@@ -508,3 +510,11 @@ def directory_id_of(text: str) -> bytes:
     if is_reserved(directory_id):
         raise ValueError(f"{text} is a reserved directory id")
     return directory_id
+
+
+def _sync_recovered(log: PartitionLog) -> None:
+    """What an unclean stop left may not be on disk yet, and readers see it from now on."""
+    task = log.flush_task()
+    if task is not None:
+        task.run()
+        log.complete_flush(task)

@@ -33,7 +33,7 @@ def format_storage(settings: Settings, cluster_id: str | None, *, ignore_formatt
         parse_uuid(cluster_id)
     chosen = cluster_id or uuid_text(random_uuid(dice))
     for directory in directories:
-        disk.make_directories(directory.path)
+        directory.make()
     format_directories(
         disk,
         directories,

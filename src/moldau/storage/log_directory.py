@@ -73,7 +73,7 @@ class LogDirectory:
     def lock(self) -> None:
         """Make the directory if need be and keep other brokers out."""
         try:
-            self.disk.make_directories(self.path)
+            self.make()
             self._lock = self.disk.lock(f"{self.path}/{LOCK_FILE}")
         except BlockingIOError:
             raise LogDirectoryError(
@@ -81,6 +81,19 @@ class LogDirectory:
             ) from None
         except OSError as error:
             raise LogDirectoryError(f"log directory {self.path} cannot be used: {error.strerror or error}") from error
+
+    def make(self) -> None:
+        """If need be, durably: a power loss must not take the name under which everything is."""
+        missing, path = [], self.path.rstrip("/")
+        while path and not self.disk.exists(path):
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        if not missing:
+            return
+        self.disk.make_directories(self.path)
+        for path in missing:
+            parent = path.rpartition("/")[0]
+            self.disk.sync_directory(parent or ("/" if path.startswith("/") else "."))
 
     def unlock(self) -> None:
         if self._lock is not None:

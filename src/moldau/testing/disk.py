@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from moldau.kernel import Buffer, Dice, DirectoryLock, File
 
@@ -183,6 +183,9 @@ class SimulatedDisk:
         self._failing_syncs: list[str] = []
         self._unreadable: set[str] = set()
         self._steps_left: int | None = None
+        self._is_lost = False
+        # Called when the power goes, before anything else can happen.
+        self.on_power_loss: Callable[[], None] | None = None
         self.capacity_bytes = UNLIMITED_BYTES
         # Operations that changed something: a place for `lose_power_after`.
         self.steps = 0
@@ -267,12 +270,19 @@ class SimulatedDisk:
         }
 
     def _step(self) -> bool:
-        """Count a change; whether the power goes now."""
+        """Count a change; whether the power goes now. Afterwards nothing changes any more."""
+        if self._is_lost:
+            raise PowerLoss
         self.steps += 1
         if self._steps_left is None:
             return False
         self._steps_left -= 1
-        return self._steps_left < 0
+        if self._steps_left >= 0:
+            return False
+        self._is_lost = True
+        if self.on_power_loss is not None:
+            self.on_power_loss()
+        return True
 
     def _mutate(self) -> None:
         if self._step():
@@ -367,6 +377,7 @@ class SimulatedDisk:
             del self._directories[other]
 
     def sync_directory(self, path: str) -> None:
+        path = "" if path == "." else path.rstrip("/")
         self._mutate()
         if self._sync_fails(path):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)

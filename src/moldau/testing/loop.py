@@ -1,9 +1,12 @@
 """An event loop with dice and a virtual clock: the same seed runs a program the same way, another seed differently.
 
 Of the callbacks that are ready, a random one runs next; when none is, time jumps to the next timer. There are no
-threads and no sockets: `run_in_executor` runs its function on the loop, at a moment of the dice's choosing. The loop
-keeps a hash of what it ran and when, so that two runs can be compared. A program that waits for something that cannot
-come is a `Deadlock`, one that never comes to rest a `StepBudgetExceeded`.
+threads: `run_in_executor` runs its function on the loop, at a moment of the dice's choosing. Descriptors are those of
+simulated sockets. The loop keeps a hash of what it ran and when, so that two runs can be compared. A program that waits
+for something that cannot come is a `Deadlock`, one that never comes to rest a `StepBudgetExceeded`.
+
+Several processes may live on one loop: what is begun inside `Process.run` belongs to that process, and so does all that
+follows from it, because asyncio hands contexts on. When the process dies nothing of it runs any more.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from moldau.kernel import Dice, Timer
 
@@ -30,6 +34,39 @@ class StepBudgetExceeded(RuntimeError):
     """More callbacks ran than the test allows."""
 
 
+class Process:
+    """What dies together. `on_death` callbacks are the outside world's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead = False
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.on_death: list[Callable[[], None]] = []
+
+    def run(self, main: Callable[[], T]) -> T:
+        """Run as this process; all that it starts is the process's own."""
+        context = copy_context()
+        context.run(_PROCESS.set, self)
+        return context.run(main)
+
+    def die(self) -> None:
+        if not self.is_dead:
+            self.is_dead = True
+            for callback in self.on_death:
+                callback()
+
+
+_PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class Watched(Protocol):
+    """A simulated socket: it calls back while there is something to read, or room to write."""
+
+    def watch_reads(self, callback: Callable[[], None] | None) -> None: ...
+
+    def watch_writes(self, callback: Callable[[], None] | None) -> None: ...
+
+
 class SeededLoop(asyncio.BaseEventLoop):
     """`run(main(), dice)` is the usual way in."""
 
@@ -40,6 +77,17 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._trace = blake2b(digest_size=16)
         self.steps = 0
         self.steps_max = steps_max
+        # Called after each step of a process: a place for invariants.
+        self.after_step: Callable[[], None] | None = None
+        self._processes: list[Process] = []
+        self._watched: dict[int, Watched] = {}
+
+    @staticmethod
+    def running() -> SeededLoop:
+        """The loop that runs the caller."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SeededLoop)
+        return loop
 
     @property
     def trace_hash(self) -> str:
@@ -72,11 +120,16 @@ class SeededLoop(asyncio.BaseEventLoop):
         ready.rotate(place)
         if handle._cancelled:
             return
+        process = handle._context.get(_PROCESS)
+        if process is not None and process.is_dead:
+            return
         self.steps += 1
         if self.steps > self.steps_max:
             raise StepBudgetExceeded(f"{self.steps_max} steps were not enough")
         self._trace.update(f"{self._now_us} {_name_of(handle)}\n".encode())
         handle._run()
+        if process is not None and self.after_step is not None:
+            self.after_step()
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """No thread: the function runs as a callback of its own, between others."""
@@ -93,6 +146,46 @@ class SeededLoop(asyncio.BaseEventLoop):
         run.__qualname__ = f"executor {getattr(func, '__qualname__', type(func).__qualname__)}"
         self.call_soon(run)
         return future
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        process = _PROCESS.get()
+        if process is not None:
+            process.tasks.append(task)
+            if process not in self._processes:
+                self._processes.append(process)
+        return task
+
+    def bury(self) -> None:
+        """Let go of what the dead had begun and can never end."""
+        for process in self._processes:
+            for task in process.tasks:
+                if process.is_dead and not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    coroutine: Any = task.get_coro()
+                    coroutine.close()
+
+    # -- simulated sockets ---------------------------------------------------------------------------------------------
+
+    def attach(self, watched: Watched) -> int:
+        """A descriptor for a simulated socket."""
+        descriptor = len(self._watched)
+        self._watched[descriptor] = watched
+        return descriptor
+
+    def add_reader(self, fd: Any, callback: Callable[[], None]) -> None:  # type: ignore[override]
+        self._watched[fd].watch_reads(callback)
+
+    def remove_reader(self, fd: Any) -> bool:
+        self._watched[fd].watch_reads(None)
+        return True
+
+    def add_writer(self, fd: Any, callback: Callable[[], None]) -> None:  # type: ignore[override]
+        self._watched[fd].watch_writes(callback)
+
+    def remove_writer(self, fd: Any) -> bool:
+        self._watched[fd].watch_writes(None)
+        return True
 
     def _process_events(self, event_list: Any) -> None:
         pass
@@ -138,17 +231,19 @@ def run(main: Coroutine[Any, Any, T], dice: Dice, *, steps_max: int = STEPS_MAX)
     try:
         asyncio.set_event_loop(loop)
         result = loop.run_until_complete(main)
-        for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
+        dead = {task for process in loop._processes if process.is_dead for task in process.tasks}
+        living = sorted(asyncio.all_tasks(loop) - dead, key=lambda task: task.get_name())
+        for task in living:
             task.cancel()
-        loop.run_until_complete(_rest())
+        loop.run_until_complete(_rest(living))
         return result, loop.trace_hash
     finally:
+        loop.bury()
         asyncio.set_event_loop(None)
         loop.close()
 
 
-async def _rest() -> None:
+async def _rest(tasks: list[asyncio.Task[Any]]) -> None:
     """Let cancelled tasks end."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    while any(not task.done() for task in others):
+    while any(not task.done() for task in tasks):
         await asyncio.sleep(0)
