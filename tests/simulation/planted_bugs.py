@@ -112,13 +112,13 @@ def offsets_of_an_aborted_transaction_count(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def nothing_is_verified(patch: pytest.MonkeyPatch) -> None:
-    begin = Verified.begin
+    init = Verified.__init__
 
-    def begin_second_generation_only(self: Any, partition: Any, sequence: int) -> None:
-        if self._claim.adds_partitions:
-            begin(self, partition, sequence)
+    def require_second_generation_only(self: Any, node: Any, claim: Any) -> None:
+        init(self, node, claim)
+        self._is_required = claim.adds_partitions
 
-    patch.setattr(Verified, "begin", begin_second_generation_only)
+    patch.setattr(Verified, "__init__", require_second_generation_only)
 
 
 @plant
