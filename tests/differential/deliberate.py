@@ -25,6 +25,16 @@ FEATURES = Deliberate(
     "only levels whose promises are kept are advertised: share and streams groups and eligible leader replicas are not"
     " served",
 )
+MARKER_WITHOUT_EPOCH = Deliberate(
+    ("markers.*.topics.*.partitions.*.error_code",),
+    "a marker of a negative epoch is INVALID_PRODUCER_EPOCH, older than what the partition has seen; Kafka trips over"
+    " it with UNKNOWN_SERVER_ERROR",
+)
+TRANSACTION_NAMED_TWICE = Deliberate(
+    ("results_by_transaction",),
+    "a transactional id that one AddPartitionsToTxn names twice is judged twice, each time for its own partitions;"
+    " Kafka answers both with the partitions of the last",
+)
 SERVED_KEYS = Deliberate(("api_keys",), "keys that are refused (see broker/api_table.py) are not advertised")
 REFUSES_NOTHING = Deliberate(
     ("error_code", "topics.*.error_code", "topics.*.topic_authorized_operations"),

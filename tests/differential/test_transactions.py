@@ -22,7 +22,7 @@ from moldau.protocol.messages.list_transactions import ListTransactionsRequest
 from moldau.protocol.messages.offset_fetch import OffsetFetchRequest
 from moldau.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from tests.differential.batches import batch
-from tests.differential.deliberate import PRODUCE_MESSAGES
+from tests.differential.deliberate import MARKER_WITHOUT_EPOCH, PRODUCE_MESSAGES, TRANSACTION_NAMED_TWICE
 from tests.differential.pair import Side, produce, versions_of
 from tests.differential.test_groups import commit, fetch_offsets, stable
 from tests.differential.test_groups import ready as group_ready
@@ -277,6 +277,13 @@ def test_add_partitions_of_several(transactions: Transactions, version: int) -> 
         )
 
     transactions.ask(build, version, until=settled, unordered=HASHED, say="good, fenced, unknown")
+
+    def build_twice(side: Side) -> Any:
+        second = producer(side, two)
+        return add_partitions(version, second.changed(epoch=9), {topic: [0, 1]}, second, {topic: [1, 5]})
+
+    deliberate = (TRANSACTION_NAMED_TWICE,)
+    transactions.ask(build_twice, version, until=settled, unordered=HASHED, deliberate=deliberate, say="named twice")
     for name in (one, two):
         describe(transactions, name, "afterwards")
 
@@ -510,6 +517,15 @@ def test_write_markers(transactions: Transactions, version: int) -> None:
     write("unknown partitions", {topic: [7], "missing": [0]})
     write("nothing", {})
     write("an older epoch", {topic: [0]}, -1)
+    transactions.ask_as(
+        name,
+        lambda one: markers(version, one.changed(epoch=-1), {topic: [0]}),
+        version,
+        unordered=HASHED,
+        deliberate=(MARKER_WITHOUT_EPOCH,),
+        say="no epoch",
+    )
+    describe_producers(transactions, topic, "no epoch")
     write("abort", {topic: [0, 1]}, coordinator_epoch=3)
     write("again", {topic: [0]}, coordinator_epoch=3)
     write("an older coordinator", {topic: [0]}, coordinator_epoch=2)
