@@ -5,10 +5,10 @@ STAMP  := $(VENV)/.ready
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench simulate generate facts clean
+.PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate faults-spark generate facts clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s'|'
+	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.-]+):.*## /  make \1|/' | column -t -s'|'
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,11 +17,22 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 run: $(STAMP)  ## start a broker on 127.0.0.1:9092 with its data in ./.moldau
+	@tools/install-java
 	@$(BIN)/moldau up
 
 test: $(STAMP)  ## run every test
 	@tools/install-test-tools
 	@$(BIN)/pytest -n 2 --dist worksteal
+
+SPARK_4_3 := .cache/spark-4.3
+$(SPARK_4_3)/.ready: pyproject.toml
+	@$(PYTHON) -m venv $(SPARK_4_3)
+	@$(SPARK_4_3)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' 'pyspark==4.3.0'
+	@touch $@
+
+test-spark-4.3: $(SPARK_4_3)/.ready  ## source, sink and exactly once on pyspark 4.3
+	@tools/install-java
+	@$(SPARK_4_3)/bin/python -m tests.spark.smoke
 
 lint: $(STAMP)  ## ruff, mypy --strict and the import layers
 	@$(BIN)/ruff check .
@@ -37,10 +48,19 @@ bench: $(STAMP)  ## compare with Apache Kafka in one run, write bench/RESULTS.md
 	@tools/install-test-tools
 	@$(BIN)/python -m bench
 
+bench-spark: $(STAMP)  ## compare with Spark's own connector in one run, ten minutes, into bench/RESULTS.md
+	@tools/install-test-tools
+	@$(BIN)/python -m bench spark
+
 SEEDS ?= 1000
 simulate: $(STAMP)  ## transactions under crashes and power losses, SEEDS=1000 of each
 	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS)
 	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --kind power-losses
+
+KILLS ?= 20
+faults-spark: $(STAMP)  ## kill a Spark driver KILLS=20 times under load, exactly once must hold
+	@tools/install-test-tools
+	@$(BIN)/python -m tests.faults.spark_kills --kills $(KILLS)
 
 generate: $(STAMP)  ## write src/moldau/protocol/messages/ from the checked-in facts
 	@$(BIN)/python -m tools.generator

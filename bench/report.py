@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 
 _RULE = "|---|---|---|---|---|---|---|"
+# Where the other table begins, which `spark_report` writes.
+SPARK_HEADING = "# Spark without a jar, beside Spark's own connector"
 
 
 @dataclass(slots=True)
@@ -53,11 +55,11 @@ class Row:
     def line(self) -> str:
         ratio = "-" if self.ratio is None else f"{self.ratio:.2f}x"
         mark = "reached" if self.is_reached else "MISSED"
-        figures = f"{_show(self.moldau):>24} {_show(self.kafka):>24} {self.unit:<10} {ratio:>8}"
+        figures = f"{show(self.moldau):>24} {show(self.kafka):>24} {self.unit:<10} {ratio:>8}"
         return f"{self.name:<58} {figures}  {self.goal:<20} {mark}"
 
 
-def _show(values: list[float]) -> str:
+def show(values: list[float]) -> str:
     """The median and, of several rounds, the spread."""
     if not values:
         return "-"
@@ -75,14 +77,15 @@ def _number(value: float) -> str:
 def write_results(path: Path, rows: list[Row], *, keep_others: bool) -> None:
     """The whole table; with `keep_others`, rows of an earlier run that were not measured now stay."""
     table = {}
-    if keep_others and path.exists():
-        for line in path.read_text(encoding="utf-8").partition(_RULE)[2].strip().splitlines():
+    before, heading, spark = (path.read_text(encoding="utf-8") if path.exists() else "").partition(SPARK_HEADING)
+    if keep_others:
+        for line in before.partition(_RULE)[2].strip().splitlines():
             table[line.split(" | ")[0].removeprefix("| ")] = line
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
         mark = "reached" if row.is_reached else "**missed**"
         table[row.name] = (
-            f"| {row.name} | {_show(row.moldau)} | {_show(row.kafka)} | {row.unit} | {ratio} | {row.goal} | {mark} |"
+            f"| {row.name} | {show(row.moldau)} | {show(row.kafka)} | {row.unit} | {ratio} | {row.goal} | {mark} |"
         )
     lines = [
         "# Moldau beside Apache Kafka 4.3.1",
@@ -91,10 +94,15 @@ def write_results(path: Path, rows: list[Row], *, keep_others: bool) -> None:
         "Apache Kafka (G1, 1 GB heap) warmed by the same load first. Median (least-most) of the rounds. Absolute",
         "figures depend on the machine; the ratio says how many times better Moldau is.",
         "",
-        f"Machine: {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}.",
+        machine(),
         "",
         "| | Moldau | Apache Kafka | unit | ratio | goal | |",
         _RULE,
         *table.values(),
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    kept = f"\n{heading}{spark}" if heading else ""
+    path.write_text("\n".join(lines) + "\n" + kept, encoding="utf-8")
+
+
+def machine() -> str:
+    return f"Machine: {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}."

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from bench.report import Row
-from bench.servers import LOAD_CORE, Kafka, Moldau, Server, cpu_seconds, resident_mb, wait_for_answer
+from bench.servers import LOAD_CORE, PINNED, Kafka, Moldau, Server, cpu_seconds, resident_mb, wait_for_answer
 
 BINARIES = Path(__file__).parent / "bin"
 ON_LOAD_CORE = ("taskset", "-c", LOAD_CORE)
@@ -54,8 +54,8 @@ def values_of(row: Row, server: Server) -> list[float]:
 
 
 @contextmanager
-def both() -> Iterator[tuple[Server, Server]]:
-    servers: tuple[Server, Server] = (Moldau(), Kafka())
+def both(prefix: tuple[str, ...] = PINNED) -> Iterator[tuple[Server, Server]]:
+    servers: tuple[Server, Server] = (Moldau(prefix), Kafka(prefix))
     try:
         for server in servers:
             server.start()

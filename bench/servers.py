@@ -1,4 +1,4 @@
-"""The two brokers under test, each pinned to the broker's core, behind one face."""
+"""The two brokers under test, each pinned to the broker's core unless told otherwise, behind one face."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Moldau:
 
     name = "Moldau"
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: tuple[str, ...] = PINNED) -> None:
+        self._prefix = prefix
         self.data = tempfile.mkdtemp(prefix="moldau-bench-")
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
@@ -65,7 +66,7 @@ class Moldau:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         self._process = subprocess.Popen(
             [
-                *PINNED,
+                *self._prefix,
                 sys.executable,
                 "-m",
                 "moldau",
@@ -104,14 +105,14 @@ class Kafka:
 
     name = "Apache Kafka"
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: tuple[str, ...] = PINNED) -> None:
         self.data = tempfile.mkdtemp(prefix="kafka-bench-")
         self.port = free_port()
         self._kafka = ApacheKafka(
             Path(self.data),
             port=self.port,
             jvm_options=KAFKA_JVM,
-            command_prefix=PINNED,
+            command_prefix=prefix,
             # A killed broker's id is barred until its session ends; the default of 9 s would hide the recovery itself.
             # The delay of a group's first rebalance is the default of both, which the tests' Kafka does without.
             properties={

@@ -20,7 +20,7 @@ from bench.rows import ON_LOAD_CORE, both, create, run, values_of
 from bench.servers import LOAD_CORE, Moldau, Server, resident_mb
 from moldau.protocol.batches import Record, build_batch
 from moldau.protocol.messages.produce import ProduceRequest
-from tests.oracle import java_command
+from tests.java import java_command
 
 SECONDS = 5.0
 WARM_SECONDS = 3.0

@@ -9,10 +9,8 @@ them (or without Java) `require_oracle` skips the test, or fails it under `MOLDA
     def test_x(apache_kafka):        # the instance that all tests and xdist workers share: own topic names, no restarts
         apache_kafka.bootstrap
 
-    run_tool("dump-log", "--files", path)                       # a tool on files
-    run_tool("topics", "--list", bootstrap=moldau.bootstrap)    # a tool on Moldau
-
-The tests use it through `tests/conftest.py`; `bench/` imports it too, so it does not need pytest at import time.
+Its tools on files, or on Moldau, are in `tests/java.py`. The tests use both through `tests/conftest.py`;
+`bench/` imports them too, so they do not need pytest at import time.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import json
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -38,68 +35,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-ROOT = Path(__file__).resolve().parent.parent
-KAFKA_VERSION = "4.3.1"
-KAFKA_DIR = ROOT / ".cache" / f"kafka-{KAFKA_VERSION}"
-LIBS = KAFKA_DIR / "libs"
-LOG4J = ROOT / "tools" / "oracle" / "log4j2.properties"
-CLASSES_ARCHIVE = KAFKA_DIR / "classes.jsa"
+from tests.java import (
+    CDS_QUIET,
+    CLASSES_ARCHIVE,
+    KAFKA_DIR,
+    KAFKA_VERSION,
+    QUICK_JVM,
+    ROOT,
+    TOOL_SECONDS_MAX,
+    java,
+    java_command,
+    run_tool,
+)
 
 NEVER_MS = "86400000"
 CLUSTER_ID = "b3JhY2xlLW9mLW1vbGRhdQ"
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
-TOOL_SECONDS_MAX = 90.0
-
-# For a JVM that lives for seconds: one quick compiler, and a class archive of an earlier run, which halves the start
-# (Java ignores one that is missing or does not fit). A bench wants neither: `jvm_options=("-Xmx1g", "-XX:+UseG1GC")`.
-_CDS_QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-_SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-XX:SharedArchiveFile={CLASSES_ARCHIVE}", *_CDS_QUIET)
-QUICK_JVM = ("-Xmx512m", *_SHORT_LIVED)
-TOOL_JVM = ("-Xmx256m", *_SHORT_LIVED)
-
-TOOLS = {
-    "acls": "org.apache.kafka.tools.AclCommand",
-    "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
-    "client-metrics": "org.apache.kafka.tools.ClientMetricsCommand",
-    "cluster": "org.apache.kafka.tools.ClusterTool",
-    "configs": "kafka.admin.ConfigCommand",
-    "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
-    "console-producer": "org.apache.kafka.tools.ConsoleProducer",
-    "console-share-consumer": "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
-    "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
-    "consumer-perf": "org.apache.kafka.tools.ConsumerPerformance",
-    "delegation-tokens": "org.apache.kafka.tools.DelegationTokenCommand",
-    "delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
-    "dump-log": "org.apache.kafka.tools.DumpLogSegments",
-    "features": "org.apache.kafka.tools.FeatureCommand",
-    "get-offsets": "org.apache.kafka.tools.GetOffsetShell",
-    "groups": "org.apache.kafka.tools.GroupsCommand",
-    "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
-    "log-dirs": "org.apache.kafka.tools.LogDirsCommand",
-    "metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
-    "producer-perf": "org.apache.kafka.tools.ProducerPerformance",
-    "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
-    "replica-verification": "org.apache.kafka.tools.ReplicaVerificationTool",
-    "share-groups": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
-    "storage": "kafka.tools.StorageTool",
-    "streams-groups": "org.apache.kafka.tools.streams.StreamsGroupCommand",
-    "topics": "org.apache.kafka.tools.TopicCommand",
-    "transactions": "org.apache.kafka.tools.TransactionsCommand",
-    "verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
-    "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
-}
-
-# These take no --bootstrap-server: they read files, or want it at another place.
-_WITHOUT_BOOTSTRAP = {"cluster", "dump-log", "replica-verification", "storage"}
-
-
-def java() -> str | None:
-    """Find Java where users say it is: JAVA_HOME, then PATH."""
-    home = os.environ.get("JAVA_HOME")
-    if home and os.access(Path(home, "bin", "java"), os.X_OK):
-        return str(Path(home, "bin", "java"))
-    return shutil.which("java")
 
 
 def missing() -> str | None:
@@ -119,43 +71,6 @@ def require_oracle() -> None:
         if os.environ.get("MOLDAU_TEST_STRICT") == "1":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-
-
-def java_command(main_class: str, *args: str, jvm_options: Sequence[str] = TOOL_JVM) -> list[str]:
-    """Build the command line that runs a class of Kafka's jars."""
-    executable = java()
-    assert executable is not None, "call require_oracle first"
-    return [
-        executable,
-        *jvm_options,
-        f"-Dlog4j2.configurationFile={LOG4J}",
-        "-cp",
-        f"{LIBS}/*",
-        main_class,
-        *args,
-    ]
-
-
-def run_tool(
-    tool: str,
-    *args: str | os.PathLike[str],
-    bootstrap: str | None = None,
-    stdin: str | None = None,
-    check: bool = True,
-    timeout: float = TOOL_SECONDS_MAX,
-) -> subprocess.CompletedProcess[str]:
-    """Run one of Kafka's tools, by its short name in TOOLS or by its main class, and return what it printed.
-
-    `bootstrap` becomes the tool's `--bootstrap-server`, and may be any cluster's: Kafka's or Moldau's.
-    """
-    given = [os.fspath(arg) for arg in args]
-    if bootstrap is not None and tool not in _WITHOUT_BOOTSTRAP and "--bootstrap-server" not in given:
-        given = ["--bootstrap-server", bootstrap, *given]
-    command = java_command(TOOLS.get(tool, tool), *given)
-    done = subprocess.run(command, input=stdin or "", capture_output=True, text=True, timeout=timeout, check=False)
-    if check and done.returncode != 0:
-        raise AssertionError(f"{tool} {' '.join(given)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done
 
 
 @dataclass(frozen=True)
@@ -419,7 +334,8 @@ def shared_kafka(directory: Path) -> Iterator[RunningKafka]:
             )
             state.write_text(json.dumps(asdict(running)))
             subprocess.Popen(
-                [sys.executable, __file__, "guard", str(directory), str(running.pid)],
+                [sys.executable, "-m", "tests.oracle", "guard", str(directory), str(running.pid)],
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -446,7 +362,7 @@ def _guard(directory: Path, pid: int) -> None:
 def _make_classes_archive() -> None:
     """Record the classes that a node loads, so that later JVMs map them instead of parsing them again."""
     partial = CLASSES_ARCHIVE.with_suffix(".partial")
-    recording = ("-Xmx512m", "-XX:+UseSerialGC", f"-XX:ArchiveClassesAtExit={partial}", *_CDS_QUIET)
+    recording = ("-Xmx512m", "-XX:+UseSerialGC", f"-XX:ArchiveClassesAtExit={partial}", *CDS_QUIET)
     with tempfile.TemporaryDirectory() as directory, ApacheKafka(Path(directory), jvm_options=recording) as node:
         node.tool("topics", "--create", "--topic", "any")
     partial.replace(CLASSES_ARCHIVE)

@@ -8,6 +8,8 @@ Each page gets a broker of its own, with its data in `./.moldau`. How a code blo
   environments or installs packages is left out.
 - `properties`: read as a server.properties; every key must exist and every value fit.
 
+README.md shows a piece of the program of docs/spark.md, which is run there: a Spark session costs seconds.
+
 `127.0.0.1:9092` and `127.0.0.1:9644` stand for the addresses of the page's broker. docs/cli.md has a test of its own.
 """
 
@@ -32,7 +34,8 @@ import pytest
 from moldau.broker import load_settings
 from moldau.cluster.config_catalogue import broker_key
 from moldau.testing import Broker
-from tests.oracle import TOOLS, java_command, missing, require_oracle
+from tests.java import TOOLS, java_command
+from tests.oracle import missing, require_oracle
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.name != "cli.md")])
@@ -118,6 +121,11 @@ def test_the_examples_of_a_page_run(page: Path, world: World) -> None:
 
 
 def run_python(block: Block, world: World, where: str) -> None:
+    if "moldau.spark" in block.text and where.startswith("README.md"):
+        assert any(block.text in other.text for other in blocks(ROOT / "docs" / "spark.md")), (
+            f"{where}: not in spark.md"
+        )
+        return
     program = world.directory / f"test_line_{block.line}.py"
     program.write_text(world.here(block.text))
     runner = ["-m", "pytest", "-p", "no:cacheprovider"] if "def test_" in block.text else []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.oracle import CLUSTER_ID, ApacheKafka, RunningKafka, require_oracle, run_tool, serves_metadata
+from tests.java import run_tool
+from tests.oracle import CLUSTER_ID, ApacheKafka, RunningKafka, require_oracle, serves_metadata
 
 pytestmark = pytest.mark.oracle
 
@@ -50,3 +53,20 @@ def test_the_shared_node_answers(apache_kafka: RunningKafka) -> None:
 def _address(bootstrap: str) -> tuple[str, int]:
     host, port = bootstrap.rsplit(":", 1)
     return host, int(port)
+
+
+def test_somebody_waits_for_the_last_user_of_the_shared_node(apache_kafka: RunningKafka) -> None:
+    """Or a Kafka stays behind after each run of the tests."""
+
+    def is_guarded() -> bool:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if b"guard" in words and str(apache_kafka.pid).encode() in words:
+                    return any(each.readlink().name == "users.lock" for each in (process / "fd").iterdir())
+        return False
+
+    deadline = time.monotonic() + 30
+    while not is_guarded():
+        assert time.monotonic() < deadline, "nobody would stop it"
+        time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moldau.cli.app import app
+from moldau.client import Producer
 from moldau.testing import Broker
 
 SECONDS_MAX = 60
@@ -71,6 +73,16 @@ class Moldau:
         assert done.code == code, done
         assert "Traceback" not in done.err
         return done
+
+    def fill(self, topic: str, partition: int, *values: bytes, timestamp_ms: int | None = None) -> None:
+        """Records for tests whose subject is not how they came there."""
+
+        async def work() -> None:
+            async with Producer(self.bootstrap) as producer:
+                for value in values:
+                    await producer.send(topic, value, partition=partition, timestamp_ms=timestamp_ms)
+
+        asyncio.run(work())
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "moldau", *args], env=self.environment(), **options)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Moldau
-from tests.oracle import RunningKafka, run_tool
+from tests.java import run_tool
+from tests.oracle import RunningKafka
 
 pytestmark = pytest.mark.oracle
 

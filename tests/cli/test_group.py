@@ -16,7 +16,8 @@ from moldau.kernel import TopicPartition
 from tests.cli.conftest import Moldau
 from tests.client.group_members import Members
 from tests.client.proxy import Proxy
-from tests.oracle import require_oracle, run_tool
+from tests.java import run_tool
+from tests.oracle import require_oracle
 
 pytestmark = pytest.mark.clients
 
@@ -26,8 +27,8 @@ def orders(cluster: Moldau, new_name: Callable[[], str]) -> str:
     """A topic of three partitions with 5, 3 and 0 records."""
     name = new_name()
     cluster("topic", "create", name, "-p", "3")
-    cluster.run("produce", name, "-p", "0", stdin=b"v\n" * 5)
-    cluster.run("produce", name, "-p", "1", stdin=b"v\n" * 3)
+    cluster.fill(name, 0, *[b"v"] * 5)
+    cluster.fill(name, 1, *[b"v"] * 3)
     return name
 
 

@@ -20,9 +20,8 @@ def orders(cluster: Moldau, new_name: Callable[[], str]) -> str:
     """Two partitions with ten records each."""
     name = new_name()
     cluster("topic", "create", name, "-p", "2")
-    for partition in ("0", "1"):
-        lines = "".join(f"{partition}-{number}\n" for number in range(10))
-        cluster.run("produce", name, "-p", partition, stdin=lines.encode())
+    for partition in range(2):
+        cluster.fill(name, partition, *(b"%d-%d" % (partition, number) for number in range(10)))
     return name
 
 
@@ -65,7 +64,7 @@ def test_ctrl_c_commits_what_was_printed_and_leaves(cluster: Moldau, orders: str
     assert reading.stdout is not None
     for _ in range(20):
         reading.stdout.readline()
-    cluster.run("produce", orders, "-p", "0", stdin=b"late\n" * 5)
+    cluster.fill(orders, 0, *[b"late"] * 5)
     for _ in range(5):
         assert reading.stdout.readline() == b"late\n"
     assert cluster("group", "lag", group, "-o", "json").json[0]["state"] == "Stable"

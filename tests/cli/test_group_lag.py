@@ -23,8 +23,8 @@ def orders(cluster: Moldau, new_name: Callable[[], str]) -> str:
     """Two partitions with 5 and 3 records."""
     name = new_name()
     cluster("topic", "create", name, "-p", "2")
-    cluster.run("produce", name, "-p", "0", stdin=b"v\n" * 5)
-    cluster.run("produce", name, "-p", "1", stdin=b"v\n" * 3)
+    cluster.fill(name, 0, *[b"v"] * 5)
+    cluster.fill(name, 1, *[b"v"] * 3)
     return name
 
 

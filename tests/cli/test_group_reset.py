@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from moldau.cli.group_reset import duration_ms
 from moldau.cli.group_text import parse_scope, partitions_text
 from tests.cli.conftest import Moldau
 from tests.client.group_members import Members
-from tests.oracle import require_oracle, run_tool
+from tests.java import run_tool
+from tests.oracle import require_oracle
 
 pytestmark = pytest.mark.clients
 
@@ -24,8 +26,9 @@ def orders(cluster: Moldau, new_name: Callable[[], str]) -> str:
     """Two partitions: six records of three seconds without the first two, and four records of one second."""
     name = new_name()
     cluster("topic", "create", name, "-p", "2")
-    for second, partition, count in ((1, "0", 2), (2, "0", 2), (3, "0", 2), (2, "1", 4)):
-        cluster.run("produce", name, "-p", partition, "-t", BEGAN.format(second), stdin=b"v\n" * count)
+    for second, partition, count in ((1, 0, 2), (2, 0, 2), (3, 0, 2), (2, 1, 4)):
+        moment = datetime.fromisoformat(BEGAN.format(second))
+        cluster.fill(name, partition, *[b"v"] * count, timestamp_ms=int(moment.timestamp() * 1000))
     cluster("topic", "trim", name, "--to-offset", "2", "--partition", "0")
     return name
 

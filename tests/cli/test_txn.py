@@ -19,7 +19,8 @@ from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
 from moldau.protocol.messages.produce import ProduceRequest
 from moldau.testing import Broker
 from tests.cli.conftest import SECONDS_MAX, Moldau
-from tests.oracle import ApacheKafka, require_oracle, run_tool
+from tests.java import run_tool
+from tests.oracle import ApacheKafka, require_oracle
 
 BROKERS = ("moldau", "kafka")
 # A broker that takes any transactional batch without asking the coordinator: so that one can hang.
@@ -70,6 +71,8 @@ def leave_hanging(cluster: Moldau, topic: str, partition: int, timestamp_ms: int
     async def work() -> tuple[int, int]:
         async with ClusterClient(cluster.bootstrap) as client:
             given = await client.to_any(InitProducerIdRequest(None, 1000))
+            while given.error_code:  # a Kafka that has just started has no ids to give yet
+                given = await client.to_any(InitProducerIdRequest(None, 1000))
             batch = build_batch(
                 [Record(offset=0, timestamp=timestamp_ms, key=None, value=b"hanging", headers=[])],
                 producer_id=given.producer_id,

@@ -12,6 +12,7 @@ import pytest
 
 from moldau.client import ClusterClient, admin
 from moldau.testing import Broker
+from tests.client.transactional_kit import Place, make_topic
 from tests.oracle import ApacheKafka, require_oracle
 
 
@@ -142,3 +143,23 @@ def implicit_server(request: pytest.FixtureRequest) -> Server:
 def explicit_server(request: pytest.FixtureRequest) -> Server:
     found: Server = request.getfixturevalue(f"{request.param}_server")
     return found
+
+
+@pytest.fixture
+def place(transactions_server: Server, new_topic: Callable[[], str]) -> Place:
+    return _place(transactions_server, new_topic())
+
+
+@pytest.fixture
+def implicit_place(implicit_server: Server, new_topic: Callable[[], str]) -> Place:
+    return _place(implicit_server, new_topic())
+
+
+@pytest.fixture
+def explicit_place(explicit_server: Server, new_topic: Callable[[], str]) -> Place:
+    return _place(explicit_server, new_topic())
+
+
+def _place(server: Server, topic: str) -> Place:
+    asyncio.run(make_topic(server.bootstrap, topic))
+    return Place(server.bootstrap, topic)

@@ -18,7 +18,8 @@ from typing import Any, Self
 from moldau.client import ClusterClient, ConsumedRecord, Consumer, Producer, admin
 from moldau.kernel import TopicPartition
 from tests.client.conftest import Server
-from tests.oracle import TOOLS, java_command, require_oracle
+from tests.java import TOOLS, java_command
+from tests.oracle import require_oracle
 
 SECONDS_MAX = 30.0
 LOOK_AGAIN_SECONDS = 0.01

@@ -31,6 +31,8 @@ class Swallow(Exception):
 # (api key, message) -> None to pass it on, or for requests a response message to answer with.
 RequestHook = Callable[[int, Any], Any]
 ResponseHook = Callable[[int, Any], None]
+# Api key, version, correlation id, and the frame to answer with where we answer in the broker's place.
+Asked = tuple[int, int, int, bytes | None]
 
 
 class Proxy:
@@ -73,7 +75,7 @@ class Proxy:
         self.connections += 1
         up_reader, up_writer = await asyncio.open_connection(*self._target)
         self._writers |= {writer, up_writer}
-        asked: deque[tuple[int, int, int, bytes | None]] = deque()
+        asked: deque[Asked] = deque()
         pumps = [
             asyncio.create_task(self._requests(reader, up_writer, writer, asked)),
             asyncio.create_task(self._responses(up_reader, writer, asked)),
@@ -90,7 +92,7 @@ class Proxy:
             self._tasks.discard(task)
 
     async def _requests(
-        self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, down: asyncio.StreamWriter, asked: Any
+        self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, down: asyncio.StreamWriter, asked: deque[Asked]
     ) -> None:
         with contextlib.suppress(Cut, asyncio.IncompleteReadError, ConnectionError):
             while True:
@@ -104,15 +106,18 @@ class Proxy:
                     except Swallow:
                         continue
                 if answer is not None:
-                    # Tests that answer here have nothing else under way on the connection.
-                    down.write(_frame_of(api_key, version, correlation_id, answer))
+                    asked.append(
+                        (api_key, version, correlation_id, _frame_of(api_key, version, correlation_id, answer))
+                    )
+                    _answer_whose_turn_it_is(down, asked)
                     continue
                 asked.append((api_key, version, correlation_id, None))
                 up.write(struct.pack(">i", len(frame)) + frame)
 
-    async def _responses(self, up: asyncio.StreamReader, down: asyncio.StreamWriter, asked: Any) -> None:
+    async def _responses(self, up: asyncio.StreamReader, down: asyncio.StreamWriter, asked: deque[Asked]) -> None:
         with contextlib.suppress(Cut, asyncio.IncompleteReadError, ConnectionError):
             while True:
+                _answer_whose_turn_it_is(down, asked)
                 frame = await _read_frame(up)
                 api_key, version, correlation_id, _ = asked.popleft()
                 named = api_key in (ApiKey.METADATA, ApiKey.PRODUCE, ApiKey.FETCH)
@@ -129,6 +134,13 @@ class Proxy:
                     down.write(_frame_of(api_key, version, correlation_id, message))
                 else:
                     down.write(struct.pack(">i", len(frame)) + frame)
+
+
+def _answer_whose_turn_it_is(down: asyncio.StreamWriter, asked: deque[Asked]) -> None:
+    """Our own answers wait for the broker's to what was asked before."""
+    while asked and (frame := asked[0][3]) is not None:
+        asked.popleft()
+        down.write(frame)
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

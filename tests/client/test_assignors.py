@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +21,8 @@ from moldau.client.assignors import (
     without_racks,
 )
 from moldau.kernel import TopicPartition
-from tests.oracle import LIBS, java, require_oracle
+from tests.java import java_program
+from tests.oracle import require_oracle
 
 Case = tuple[str, TopicRacks, Subscriptions]
 STICKY = ("sticky", "cooperative-sticky")
@@ -270,10 +270,8 @@ def line_of(case: Case) -> str:
 
 def assigned_by_java(cases: list[Case]) -> list[Assignment]:
     require_oracle()
-    executable = java()
-    assert executable is not None
     done = subprocess.run(
-        [executable, "-Xshare:auto", "-cp", f"{LIBS}/*", str(Path(__file__).parent / "java" / "Assignors.java")],
+        java_program("Assignors", sources=["client/java/Assignors.java"]),
         input="".join(line_of(case) + "\n" for case in cases),
         capture_output=True,
         text=True,

@@ -271,7 +271,8 @@ def test_a_topic_that_was_made_anew_has_no_committed_offset(
         places = await fill(groups_server, topic, 3)
         async with Consumer(groups_server.bootstrap, {"group.id": new_group()}) as consumer:
             consumer.assign(places)
-            await consumer.poll(0.1)
+            while topic not in consumer._client.topics:
+                await consumer.poll(0.01)
             await consumer.commit({places[0]: 2})
             old_id = consumer._client.topics[topic].topic_id
             consumer.assign([])

@@ -149,7 +149,7 @@ def test_the_partitions_of_a_killed_member_go_to_the_others(
         await create(groups_server, topic, PARTITIONS)
         await send(groups_server, topic, range(60), PARTITIONS)
         quick = [] if protocol == "next" else ["session.timeout.ms=1000", "heartbeat.interval.ms=50"]
-        killed = (groups_server.bootstrap, group, topic, "never", f"group.protocol={settings['group.protocol']}")
+        killed = (groups_server.bootstrap, group, topic, "never", 10**6, f"group.protocol={settings['group.protocol']}")
         with MemberProcess("killed_member.py", *killed, *quick) as victim:
             await victim.lines(60)
             async with Member(settings, topic) as survivor:
@@ -341,13 +341,16 @@ def test_commit_before_processing_loses_and_after_processing_repeats_at_most_the
         quick = ("session.timeout.ms=500", "heartbeat.interval.ms=50")
         processed: list[str] = []
         for _ in range(kills):
-            with MemberProcess("killed_member.py", *arguments, *quick) as victim:
+            # Together they leave records to the last, however late they are killed.
+            with MemberProcess("killed_member.py", *arguments, total // kills - 1, *quick) as victim:
                 processed += await victim.lines(dice.randrange(1, total // kills // 2))
                 processed += victim.kill()
-        with MemberProcess("killed_member.py", *arguments, *quick) as last:
-            while not {str(total - 2), str(total - 1)} <= set(processed):
+        ends = {str(total), str(total + 1)}  # one in each partition, behind everything: nobody was killed over them
+        await send(groups_server, topic, map(int, ends), 2)
+        with MemberProcess("killed_member.py", *arguments, 10**6, *quick) as last:
+            while not ends <= set(processed):
                 processed += await last.lines(1)
-        counts = Counter(int(word) for word in processed)
+        counts = Counter(int(word) for word in processed if word not in ends)
         lost = set(range(total)) - set(counts)
         repeated = {number for number, count in counts.items() if count > 1}
         if when == "before":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from moldau.client.accumulator import TopicLanes
 from moldau.client.partitioner import RoundRobin, murmur2, partition_of_key
-from tests.oracle import LIBS, java, require_oracle
+from tests.java import java_program
+from tests.oracle import require_oracle
 
 
 def _signed(number: int) -> int:
@@ -39,10 +39,8 @@ def test_murmur2_and_partitions_equal_javas_on_random_keys() -> None:
     dice = random.Random(20)
     keys = [bytes(length) for length in range(9)] + [b"\xff" * length for length in range(9)]
     keys += [dice.randbytes(dice.randrange(0, 100)) for _ in range(2000)]
-    executable = java()
-    assert executable is not None
     done = subprocess.run(
-        [executable, "-Xshare:auto", "-cp", f"{LIBS}/*", str(Path(__file__).with_name("Murmur2.java"))],
+        java_program("Murmur2", sources=["client/java/Murmur2.java"]),
         input="".join(key.hex() + "\n" for key in keys),
         capture_output=True,
         text=True,

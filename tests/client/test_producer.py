@@ -239,8 +239,6 @@ def test_requests_lost_on_the_way_are_sent_again_in_order(server: Server, new_to
                     "batch.size": 400,
                     "retry.backoff.ms": 5,
                     "reconnect.backoff.ms": 5,
-                    # The proxy answers out of turn when more is under way.
-                    "max.in.flight.requests.per.connection": 1,
                 }
                 async with Producer(proxy.bootstrap, settings) as producer:
                     for i in range(500):

@@ -19,7 +19,7 @@ from moldau.client import (
 )
 from moldau.kernel import TopicPartition
 from tests.client.conftest import Server
-from tests.client.test_transactional_producer import make_topic, run, transactional, wait_markers
+from tests.client.transactional_kit import bounded, make_topic, transactional, wait_markers
 
 READ_COMMITTED, READ_UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 
@@ -75,94 +75,88 @@ async def read(
         return records, reader.position(where), end
 
 
-def test_interleaved_transactions_are_told_apart_from_every_start_and_in_every_portion(
+@bounded
+async def test_interleaved_transactions_are_told_apart_from_every_start_and_in_every_portion(
     transactions_server: Server, new_topic: Callable[[], str]
 ) -> None:
-    async def test() -> None:
-        topic = new_topic()
-        where = TopicPartition(topic, 0)
-        seed = random.randrange(2**32)
-        print(f"seed {seed}")
-        await make_topic(transactions_server.bootstrap, topic)
-        everything, committed = await write_interleaved(transactions_server.bootstrap, topic, random.Random(seed))
-        assert 0 < len(committed) < len(everything)
-        async with ClusterClient(transactions_server.bootstrap) as client:
-            raw, position, end = await read(client, where, 0, READ_UNCOMMITTED)
-            assert [record.value for record in raw] == everything  # markers are no records
-            assert position == end > len(everything)
-            offsets = {record.value: record.offset for record in raw}
-            # A portion of one batch makes every answer begin inside transactions that began long before.
-            for limits in ({}, {"partition_max_bytes": 1, "max_bytes": 1}):
-                records, position, end = await read(client, where, 0, READ_COMMITTED, **limits)
-                assert [record.value for record in records] == committed
-                assert position == end
-            for start in range(0, end, 7):
-                records, position, _ = await read(client, where, start, READ_COMMITTED)
-                assert [record.value for record in records] == [one for one in committed if offsets[one] >= start]
-                assert position == end
-
-    run(test)
+    topic = new_topic()
+    where = TopicPartition(topic, 0)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    await make_topic(transactions_server.bootstrap, topic)
+    everything, committed = await write_interleaved(transactions_server.bootstrap, topic, random.Random(seed))
+    assert 0 < len(committed) < len(everything)
+    async with ClusterClient(transactions_server.bootstrap) as client:
+        raw, position, end = await read(client, where, 0, READ_UNCOMMITTED)
+        assert [record.value for record in raw] == everything  # markers are no records
+        assert position == end > len(everything)
+        offsets = {record.value: record.offset for record in raw}
+        # A portion of one batch makes every answer begin inside transactions that began long before.
+        for limits in ({}, {"partition_max_bytes": 1, "max_bytes": 1}):
+            records, position, end = await read(client, where, 0, READ_COMMITTED, **limits)
+            assert [record.value for record in records] == committed
+            assert position == end
+        for start in range(0, end, 7):
+            records, position, _ = await read(client, where, start, READ_COMMITTED)
+            assert [record.value for record in records] == [one for one in committed if offsets[one] >= start]
+            assert position == end
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_consumer_hands_out_committed_records_only_and_commits_positions_behind_markers(
+@bounded
+async def test_a_consumer_hands_out_committed_records_only_and_commits_positions_behind_markers(
     transactions_server: Server, new_topic: Callable[[], str], protocol: str
 ) -> None:
-    async def test() -> None:
-        topic = new_topic()
-        where = TopicPartition(topic, 0)
-        bootstrap = transactions_server.bootstrap
-        await make_topic(bootstrap, topic)
-        seed = random.randrange(2**32)
-        print(f"seed {seed}")
-        _, committed = await write_interleaved(bootstrap, topic, random.Random(seed))
-        settings = {
-            "bootstrap.servers": bootstrap,
-            "group.id": topic,
-            "group.protocol": protocol,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": "false",
-            "isolation.level": "read_committed",
-        }
-        async with ClusterClient(bootstrap) as client:
-            end = (await admin.list_offsets(client, {where: admin.LATEST}))[where].offset
-        async with Consumer(settings) as consumer:
-            consumer.subscribe(topic)
-            values: list[bytes | None] = []
-            while where not in consumer.assignment or await consumer.position(where) < end:
-                values += [record.value for record in await consumer.poll(0.2)]
-            assert values == committed
-            await consumer.commit()
-            offset = (await consumer.committed([where]))[where]
-            assert offset is not None and offset.offset == end
-
-    run(test)
+    topic = new_topic()
+    where = TopicPartition(topic, 0)
+    bootstrap = transactions_server.bootstrap
+    await make_topic(bootstrap, topic)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    _, committed = await write_interleaved(bootstrap, topic, random.Random(seed))
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": topic,
+        "group.protocol": protocol,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": "false",
+        "isolation.level": "read_committed",
+    }
+    async with ClusterClient(bootstrap) as client:
+        end = (await admin.list_offsets(client, {where: admin.LATEST}))[where].offset
+    async with Consumer(settings) as consumer:
+        consumer.subscribe(topic)
+        values: list[bytes | None] = []
+        while where not in consumer.assignment or await consumer.position(where) < end:
+            values += [record.value for record in await consumer.poll(0.2)]
+        assert values == committed
+        await consumer.commit()
+        offset = (await consumer.committed([where]))[where]
+        assert offset is not None and offset.offset == end
 
 
-def test_a_reader_waits_before_an_open_transaction_and_goes_on_when_it_ends(
+@bounded
+async def test_a_reader_waits_before_an_open_transaction_and_goes_on_when_it_ends(
     transactions_server: Server, new_topic: Callable[[], str]
 ) -> None:
-    async def test() -> None:
-        topic = new_topic()
-        where = TopicPartition(topic, 0)
-        bootstrap = transactions_server.bootstrap
-        await make_topic(bootstrap, topic)
-        async with (
-            ClusterClient(bootstrap) as client,
-            transactional(bootstrap, topic) as producer,
-            Producer(bootstrap) as plain,
-            PartitionReader(client, {where: "earliest"}, isolation_level=READ_COMMITTED, max_wait_ms=50) as reader,
-        ):
-            await producer.init_transactions()
-            await (await plain.send(topic, b"before"))
-            producer.begin_transaction()
-            await (await producer.send(topic, b"inside"))
-            await (await plain.send(topic, b"behind"))
-            assert [record.value for record in await anext(reader)] == [b"before"]
-            waiting = asyncio.ensure_future(anext(reader))
-            done, _ = await asyncio.wait([waiting], timeout=0.3)
-            assert not done and reader.position(where) == 1
-            await producer.abort_transaction()
-            assert [record.value for record in await waiting] == [b"behind"]
-
-    run(test)
+    topic = new_topic()
+    where = TopicPartition(topic, 0)
+    bootstrap = transactions_server.bootstrap
+    await make_topic(bootstrap, topic)
+    async with (
+        ClusterClient(bootstrap) as client,
+        transactional(bootstrap, topic) as producer,
+        Producer(bootstrap) as plain,
+        PartitionReader(client, {where: "earliest"}, isolation_level=READ_COMMITTED, max_wait_ms=50) as reader,
+    ):
+        await producer.init_transactions()
+        await (await plain.send(topic, b"before"))
+        producer.begin_transaction()
+        await (await producer.send(topic, b"inside"))
+        await (await plain.send(topic, b"behind"))
+        assert [record.value for record in await anext(reader)] == [b"before"]
+        waiting = asyncio.ensure_future(anext(reader))
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done and reader.position(where) == 1
+        await producer.abort_transaction()
+        assert [record.value for record in await waiting] == [b"behind"]

@@ -15,7 +15,7 @@ from tests.clients.peers import PEERS, JavaPeer, KafkajsPeer, Peer
 @pytest.fixture(scope="session")
 def broker() -> Iterator[BrokerProcess]:
     """Whatever the clients did, the broker never met a bug of its own."""
-    with BrokerProcess() as process:
+    with BrokerProcess({"group.min.session.timeout.ms": "1000"}) as process:
         yield process
         assert "Traceback" not in process.log, process.log[-4000:]
 

@@ -2,8 +2,9 @@
 
 Arguments: library, bootstrap, group, topic, and settings as JSON in librdkafka's names. Every change of the assignment
 is a line of JSON on standard output, as is the number of records seen so far; a closed standard input ends it in good
-order. Offsets are committed after every record that was seen. The setting `ledger` names a file to which members of
-confluent-kafka append what they gain and lose, before the broker hears of a loss: its order is the order of events.
+order. Offsets are committed after every record that was seen, and confluent-kafka's at the end once more until the
+broker has them: an earlier commit may have met one that was down. The setting `ledger` names a file to which members
+of confluent-kafka append what they gain and lose, before the broker hears of a loss: its order is the order of events.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ class Ledger:
 
 
 def confluent(bootstrap: str, group: str, topic: str, settings: dict[str, Any]) -> None:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     ledger = Ledger(settings.pop("ledger", os.devnull))
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "log_level": 0, **settings}
     )
     stop, seen, last = Stop(), Seen(), None
+    positions: dict[tuple[str, int], int] = {}
     consumer.subscribe(
         [topic],
         on_assign=lambda _, partitions: ledger.write("gained", partitions),
@@ -85,7 +87,17 @@ def confluent(bootstrap: str, group: str, topic: str, settings: dict[str, Any]) 
             partition, offset = message.partition(), message.offset()
             assert partition is not None and offset is not None
             seen.add(partition, offset)
+            positions[message.topic(), partition] = offset + 1
             consumer.commit(message, asynchronous=True)
+    while True:
+        held = [(each.topic, each.partition) for each in consumer.assignment()]
+        mine = [TopicPartition(*each, positions[each]) for each in held if each in positions]
+        try:
+            if mine:
+                consumer.commit(offsets=mine, asynchronous=False)
+            break
+        except KafkaException:
+            consumer.poll(POLL_SECONDS)  # rejoins; what it reads meanwhile nobody has seen
     consumer.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import oracle
+from tests import java, oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 JS_DIR = ROOT / ".cache" / "js"
@@ -48,7 +48,7 @@ def require_kafkajs() -> str:
 
 
 def require_java() -> None:
-    """A JDK with the jars of Apache Kafka: our Java sources are compiled as they start, which a JRE cannot."""
+    """A JDK with the jars of Apache Kafka: our Java sources are compiled, which a JRE cannot."""
     oracle.require_oracle()
-    if not Path(oracle.java() or "").resolve().with_name("javac").exists():
-        missing("no javac beside java: install a JDK, a JRE does not run sources")
+    if java.javac() is None:
+        missing("no javac beside java: install a JDK, a JRE compiles no sources")

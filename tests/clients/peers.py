@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tests.clients.needs import JS_DIR, require_java, require_kafkajs, require_module, require_program
 from tests.clients.sample import CODECS, Record, sample_records, text_records
-from tests.oracle import TOOLS, java_command
+from tests.java import TOOLS, java_program
 
 READ_SECONDS_MAX = 20.0
 
@@ -315,8 +315,8 @@ class JavaPeer:
 
     def __init__(self, bootstrap: str) -> None:
         require_java()
-        source = str(JS_DIR.parents[1] / "tests" / "clients" / "java" / "Peer.java")
-        self._pipe = _Pipe(java_command(source, bootstrap))
+        sources = ["clients/java/Peer.java", "clients/java/Tools.java"]
+        self._pipe = _Pipe(java_program("Peer", bootstrap, sources=sources))
         self._bootstrap = bootstrap
         self.ask = self._pipe.ask
         self.close = self._pipe.close

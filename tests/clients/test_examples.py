@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.clients.needs import JS_DIR, ROOT, require_java, require_kafkajs, require_module, require_program
-from tests.oracle import java_command
+from tests.java import java_command
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 EXAMPLES = ROOT / "examples"

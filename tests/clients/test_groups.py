@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moldau.testing import BrokerProcess
-from tests.clients.groups import GroupMember, await_all_seen, await_shared, await_that
+from tests.clients.groups import Member, await_all_seen, await_shared, await_that, start_member
 from tests.clients.peers import create_topic
 
 pytestmark = pytest.mark.clients
@@ -31,7 +31,7 @@ LIBRARIES_AND_ASSIGNORS = [
 ]
 
 
-Start = Callable[..., GroupMember]
+Start = Callable[..., Any]
 
 
 @pytest.fixture
@@ -43,17 +43,16 @@ def topic(bootstrap: str, new_topic: Callable[[], str]) -> str:
 
 @pytest.fixture
 def start(bootstrap: str, topic: str) -> Iterator[Start]:
-    members: list[GroupMember] = []
+    members: list[Member] = []
 
-    def begin(library: str, **settings: Any) -> GroupMember:
-        member = GroupMember.start(library, bootstrap, f"group-of-{topic}", topic, **settings)
+    def begin(library: str, **settings: Any) -> Any:
+        member = start_member(library, bootstrap, f"group-of-{topic}", topic, **settings)
         members.append(member)
         return member
 
     yield begin
     for member in members:
-        if member.is_running:
-            member.kill()
+        member.abandon()
 
 
 def produce(bootstrap: str, topic: str, first: int, count: int) -> None:
@@ -85,11 +84,12 @@ def test_members_share_the_work_and_take_over_from_each_other(
     await_that(lambda: len(first.seen | second.seen) == 15 * PARTITIONS, [first, second], "what came after")
 
 
-@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python", "aiokafka", "java"])
+@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python", "aiokafka", "java-process"])
 def test_a_member_that_is_killed_is_replaced_after_its_session(
     start: Start, bootstrap: str, topic: str, library: str
 ) -> None:
-    one, two = start(library), start(library)
+    settings = {"session__timeout__ms": 2_000}
+    one, two = start(library, **settings), start(library, **settings)
     await_shared([one, two], PARTITIONS)
     produce(bootstrap, topic, 0, 5)
     await_all_seen([one, two], 5 * PARTITIONS)
@@ -99,7 +99,7 @@ def test_a_member_that_is_killed_is_replaced_after_its_session(
     await_that(lambda: len(one.seen | two.seen) == 10 * PARTITIONS, [one, two], "the rest")
 
 
-@pytest.mark.parametrize("library", ["confluent-kafka", "java"])
+@pytest.mark.parametrize("library", ["confluent-kafka", "java-process"])
 def test_a_static_member_that_restarts_disturbs_nobody(start: Start, topic: str, library: str) -> None:
     settings = {"session__timeout__ms": 30_000}
     other = start(library, group__instance__id="other", **settings)
@@ -145,7 +145,7 @@ def test_new_partitions_and_a_broker_that_is_killed() -> None:
     """Members rejoin, committed offsets are there, and nothing that was committed is read again by a new member."""
     with BrokerProcess({"group.initial.rebalance.delay.ms": "100"}) as broker:
         create_topic(broker.bootstrap, "t", PARTITIONS)
-        members = [GroupMember.start("confluent-kafka", broker.bootstrap, "g", "t") for _ in range(2)]
+        members = [start_member("confluent-kafka", broker.bootstrap, "g", "t") for _ in range(2)]
         try:
             await_shared(members, PARTITIONS)
             produce(broker.bootstrap, "t", 0, 25)
@@ -157,7 +157,7 @@ def test_new_partitions_and_a_broker_that_is_killed() -> None:
             await_shared(members, PARTITIONS)
             for member in members:
                 member.close()
-            late = GroupMember.start("confluent-kafka", broker.bootstrap, "g", "t")
+            late = start_member("confluent-kafka", broker.bootstrap, "g", "t")
             members.append(late)
             await_shared([late], PARTITIONS)
             produce(broker.bootstrap, "t", 50, 1)

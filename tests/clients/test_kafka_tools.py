@@ -16,7 +16,7 @@ import pytest
 from moldau.broker.api_table import SERVED
 from moldau.testing import BrokerProcess
 from tests.clients.peers import JavaPeer
-from tests.oracle import run_tool
+from tests.java import run_tool_alone
 
 pytestmark = [pytest.mark.clients, pytest.mark.oracle]
 
@@ -147,6 +147,6 @@ def test_tools_of_what_is_not_served_yet_say_so_at_once(java: JavaPeer) -> None:
 
 def test_a_tool_as_its_script_starts_it(bootstrap: str, new_topic: Callable[[], str]) -> None:
     topic = new_topic()
-    done = run_tool("verifiable-producer", "--topic", topic, "--max-messages", "5", bootstrap=bootstrap)
+    done = run_tool_alone("verifiable-producer", "--topic", topic, "--max-messages", "5", bootstrap=bootstrap)
     sent = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["offset"] for line in sent if line["name"] == "producer_send_success"] == list(range(5))

@@ -16,7 +16,8 @@ import pytest
 from tests.clients.groups import SECONDS_MAX, GroupMember, await_that, java_program
 from tests.clients.needs import require_java
 from tests.clients.peers import create_topic
-from tests.oracle import free_port, java_command
+from tests.java import java_command
+from tests.oracle import free_port
 
 pytestmark = pytest.mark.clients
 CONNECT_MAIN = "org.apache.kafka.connect.cli.ConnectDistributed"

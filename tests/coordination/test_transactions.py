@@ -95,13 +95,12 @@ FIRST: dict[TransactionState, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 # The same but for ends: a commit of the present epoch is another transaction's, one of the epoch before is a retry.
+# While markers are written the present epoch is that of a producer who goes on: it waits, where Kafka would fence it.
 SECOND: dict[TransactionState, tuple[Any, ...]] = {
     S.EMPTY: (*FIRST[S.EMPTY][:6], E.INVALID_TXN_STATE, S.PREPARE_ABORT, E.PRODUCER_FENCED, GO_ON),
     S.ONGOING: FIRST[S.ONGOING],
-    S.PREPARE_COMMIT: (*FIRST[S.PREPARE_COMMIT][:6], E.PRODUCER_FENCED, E.PRODUCER_FENCED, HELD, GO_ON),
-    S.PREPARE_ABORT: (
-        *FIRST[S.PREPARE_ABORT][:6], E.PRODUCER_FENCED, E.PRODUCER_FENCED, E.INVALID_TXN_STATE, GO_ON,
-    ),
+    S.PREPARE_COMMIT: (*FIRST[S.PREPARE_COMMIT][:6], HELD, HELD, HELD, GO_ON),
+    S.PREPARE_ABORT: (*FIRST[S.PREPARE_ABORT][:6], HELD, HELD, E.INVALID_TXN_STATE, GO_ON),
     S.COMPLETE_COMMIT: (*FIRST[S.COMPLETE_COMMIT][:6], E.INVALID_TXN_STATE, S.PREPARE_ABORT, GO_ON, GO_ON),
     S.COMPLETE_ABORT: (
         *FIRST[S.COMPLETE_ABORT][:6], E.INVALID_TXN_STATE, S.PREPARE_ABORT, E.INVALID_TXN_STATE, GO_ON,
@@ -181,16 +180,45 @@ def test_markers_carry_the_next_epoch_in_the_second_generation_and_the_same_in_t
         assert order == WriteMarkers(ID, ProducerIdAndEpoch(1000, epoch), True, frozenset((A, B)), version)
 
 
-def test_an_end_is_answered_when_its_markers_are_written() -> None:
+def test_an_end_is_answered_when_it_is_decided_and_its_markers_are_ordered_right_behind() -> None:
     play = TransactionPlay()
     play.writes_markers_at_once = False
     play.initialize()
     play.add(A)
-    assert play.end(True) == HELD
+    assert play.end(True) == (1000, 1)
     assert play.state is S.PREPARE_COMMIT
+    assert [order.partitions for order in play.orders] == [{A}]
     play.report_markers()
-    assert play.answers[max(play.answers)] == (1000, 1)
     assert play.state is S.COMPLETE_COMMIT
+
+
+@pytest.mark.parametrize("ask", ("add", "verify", "abort", "initialize"))
+@pytest.mark.parametrize("start", ("fresh", "exhausted"))
+def test_a_producer_that_goes_on_before_the_markers_are_written_is_held_back_and_then_served(
+    start: str, ask: str
+) -> None:
+    play = TransactionPlay() if start == "fresh" else exhausted()
+    if start == "fresh":
+        play.initialize()
+    play.add(A)
+    play.writes_markers_at_once = False
+    following = play.end(True)
+    requests = {
+        "add": lambda: play.add(B, producer=following),
+        "verify": lambda: play.verify(B, producer=following),
+        "abort": lambda: play.end(False, following),
+        "initialize": lambda: play.initialize(following),
+    }
+    assert requests[ask]() == HELD
+    play.writes_markers_at_once = True
+    play.report_markers()
+    answered = {
+        "add": {B: E.NONE},
+        "verify": {B: E.TRANSACTION_ABORTABLE},
+        "abort": (following.producer_id, following.epoch + 1),
+        "initialize": (following.producer_id, following.epoch + 1),
+    }
+    assert play.answers[max(play.answers)] == answered[ask]
 
 
 def test_who_comes_while_markers_are_written_is_held_back_and_let_in_afterwards_in_order() -> None:
@@ -209,19 +237,21 @@ def test_who_comes_while_markers_are_written_is_held_back_and_let_in_afterwards_
     assert added == verified == {B: E.NONE}
 
 
-def test_who_is_held_back_too_long_is_told_to_try_again_and_who_decided_that_it_is_decided() -> None:
+def test_who_is_held_back_too_long_is_told_to_try_again() -> None:
     play = TransactionPlay()
     play.writes_markers_at_once = False
     play.initialize()
     play.add(A)
-    end = play.ask_end()
-    play.pass_time(HELD_MS_MAX // 2)
+    play.end(True)
     assert play.initialize() == HELD
     play.pass_time(HELD_MS_MAX // 2)
-    assert play.answers[end] == (1000, 1)
-    assert len(play.answers) == 3
+    assert play.initialize() == HELD
+    first, second = max(play.answers) + 1, max(play.answers) + 2
     play.pass_time(HELD_MS_MAX // 2)
-    assert play.answers[end + 1] is E.CONCURRENT_TRANSACTIONS
+    assert play.answers[first] is E.CONCURRENT_TRANSACTIONS
+    assert second not in play.answers
+    play.pass_time(HELD_MS_MAX // 2)
+    assert play.answers[second] is E.CONCURRENT_TRANSACTIONS
     play.report_markers()
     assert play.state is S.COMPLETE_COMMIT
 
@@ -325,10 +355,9 @@ def test_an_end_with_the_last_epoch_gives_a_new_id_and_its_retry_the_same() -> N
     last = play.producer
     play.add(A)
     play.writes_markers_at_once = False
-    assert play.end(True, last) == HELD
+    assert play.end(True, last) == (1000, 0)
     assert play.orders[0].producer == (ME.producer_id, EPOCH_MAX)
     play.report_markers()
-    assert play.answers[max(play.answers)] == (1000, 0)
     assert play.end(True, last) == (1000, 0)
     assert play.end(False, last) is E.INVALID_TXN_STATE
 

@@ -136,9 +136,6 @@ class TransactionPlay:
     def end(self, committed: bool, producer: ProducerIdAndEpoch | None = None, version: int = 2) -> Any:
         return self.answer(EndTransaction, producer or self.producer, committed, version)
 
-    def ask_end(self) -> int:
-        return self.ask(EndTransaction, self.producer, True, 2)
-
     def answer_plain(self, event_type: Any, *fields: Any) -> Any:
         """Of a question that names no transactional id."""
         self._tokens += 1

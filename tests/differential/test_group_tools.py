@@ -11,7 +11,7 @@ from moldau.protocol.messages.leave_group import LeaveGroupRequest
 from tests.differential.batches import batch
 from tests.differential.pair import Pair, Side, produce
 from tests.differential.test_groups import commit, ready, stable, subscription
-from tests.oracle import run_tool
+from tests.java import run_tool
 
 pytestmark = pytest.mark.oracle
 

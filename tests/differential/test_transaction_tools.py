@@ -8,7 +8,7 @@ import pytest
 
 from tests.differential.pair import Side
 from tests.differential.transactions import Transactions
-from tests.oracle import run_tool
+from tests.java import run_tool
 
 pytestmark = pytest.mark.oracle
 

@@ -30,7 +30,7 @@ from moldau.protocol import (
     seal_batch,
 )
 from moldau.protocol.batches import SEQUENCE_MAX, control_key, write_varint
-from moldau.protocol.columnar import decode, decode_fetched, encode_batches, utc_timestamps
+from moldau.protocol.columnar import decode, decode_fetched, encode_batches, finder, utc_timestamps
 from moldau.protocol.readable import readable_batches
 
 TIME = 1_700_000_000_000
@@ -231,6 +231,20 @@ def test_large_records_between_small_ones_are_read_and_written(codec: Compressio
     assert decoded == [(key, value, offset, time, 0) for offset, time, key, value, _ in records]
 
 
+@settings(patient, max_examples=30)
+@given(
+    runs=st.lists(
+        st.tuples(st.sampled_from([0, 1, 50, 56, 57, 58, 8180, 8190]), st.integers(1, 150)), min_size=1, max_size=6
+    ),
+    is_inside=st.booleans(),
+)
+def test_runs_of_records_of_one_size_are_found_among_others(runs: list[tuple[int, int]], is_inside: bool) -> None:
+    values = [bytes(size) for size, count in runs for _ in range(count)]
+    log = bytes(build_batch([Record(offset, TIME, None, value) for offset, value in enumerate(values)]))
+    buffer = memoryview(b"\x71" * 9 + log + b"\x71" * 9)[9:-9] if is_inside else log
+    assert rows_of(decode_fetched(buffer, 0, ALL)) == expected_rows(log, 0, ALL, None, with_headers=False)
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +271,10 @@ def test_damaged_records_are_refused_or_read_as_the_plain_loop_reads_them(data: 
     except CorruptBatchError:
         expected = None
     try:
-        decoded = rows_of(decode_fetched(log, -(2**63), 2**63 - 1, with_headers=True))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finder, "RUN_ROWS_MIN", data.draw(st.sampled_from([1, 2, 100])))
+            patch.setattr(finder, "LOOP_ROWS_MIN", 1)
+            decoded = rows_of(decode_fetched(log, -(2**63), 2**63 - 1, with_headers=True))
     except CorruptBatchError:
         assert expected is None or not fits_int64(expected) or count < 0
     else:

@@ -406,6 +406,7 @@ def test_answers_that_wait_in_line_count_as_unsent() -> None:
 
         wait_until(lambda: held() > 8 << 20, 5)
         assert held() <= 8 << 20, f"{held() >> 20} MiB held for one connection"
+        hoarder.close()  # or the broker's stop waits for its fetch
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------

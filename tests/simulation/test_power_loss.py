@@ -13,7 +13,7 @@ from moldau.testing.simulation.client import NoAnswer, SimulatedClient
 from tests.simulation.planted_bugs import PLANTED_FOR_POWER_LOSSES
 
 SEEDS_PER_TEST = 20
-SEEDS_FOR_A_BUG_MAX = 40
+SEEDS_FOR_A_BUG_MAX = 60
 
 
 @pytest.mark.parametrize("first", range(0, 100, SEEDS_PER_TEST))

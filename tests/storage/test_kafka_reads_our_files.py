@@ -11,7 +11,8 @@ from moldau.broker.host import SystemDisk
 from moldau.protocol.batches import Record, build_batch, control_key
 from moldau.protocol.compression import Compression
 from moldau.storage import LogConfig, PartitionLog
-from tests.oracle import require_oracle, run_tool
+from tests.java import run_tool
+from tests.oracle import require_oracle
 from tests.storage.kit import NOW_MS, batch, idempotent
 
 pytestmark = pytest.mark.oracle

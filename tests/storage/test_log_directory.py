@@ -60,7 +60,7 @@ def test_meta_properties_of_kafka_are_read() -> None:
 def test_checkpoints_are_kept_apart_and_a_missing_one_is_empty() -> None:
     data = directory()
     assert data.read_recovery_points() == data.read_high_watermarks() == data.read_log_start_offsets() == {}
-    assert data.read_cleaner_offsets() == {}
+    assert data.read_cleaned_offsets() == {}
     data.write_recovery_points({ORDERS: 1})
     data.write_high_watermarks({ORDERS: 2})
     data.write_log_start_offsets({ORDERS: 3})

@@ -235,6 +235,10 @@ class Workload:
         directory.write_recovery_points({PARTITION: self.log.recovery_point})
         directory.write_log_start_offsets({PARTITION: self.log.start_offset})
 
+    def _expect_a_cut(self) -> None:
+        """What the caller owes before a truncation."""
+        LogDirectory(self.disk, ROOT).write_recovery_points({PARTITION: 0})
+
     def _delete_records(self) -> None:
         start, end = self.log.start_offset, self.log.end_offset
         offset = start + self.dice.below(end - start + 1)
@@ -254,6 +258,7 @@ class Workload:
             return
         offset = start + self.dice.below(end - start + 1)
         self._note("truncate", offset)
+        self._expect_a_cut()
         self.truncating_to = offset
         self.log.truncate_to(offset)
         expected = max((b.last_offset + 1 for b in self.history if b.last_offset < offset), default=self.start_offset)
@@ -268,6 +273,7 @@ class Workload:
 
     def _truncate_fully(self, offset: int) -> None:
         self._note("truncate fully", offset)
+        self._expect_a_cut()
         self.restarting = True
         self.log.truncate_fully_and_start_at(offset)
         assert (self.log.start_offset, self.log.end_offset, self.log.size_bytes) == (offset, offset, 0)

@@ -1,4 +1,4 @@
-"""The checkpoints of every log directory: recovery points, start offsets, high watermarks.
+"""The checkpoints of every log directory: recovery points, start offsets, high watermarks, how far logs are clean.
 
 What they say is gathered on the loop, where the logs are; writing, which syncs, is done in a thread, one at a time.
 Files whose content did not change are left alone, so an idle broker writes nothing.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from moldau.kernel import Disk, TopicPartition
+from moldau.storage import LogDirectory, is_passing
 
 if TYPE_CHECKING:
     from moldau.broker.replicas import Replicas
@@ -27,6 +28,7 @@ Offsets = Mapping[TopicPartition, int]
 
 
 class _Change(NamedTuple):
+    directory: LogDirectory
     key: tuple[str, str]
     offsets: Offsets
     write: Callable[[Offsets], None]
@@ -67,7 +69,10 @@ class Checkpoints:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def write(self) -> None:
-        """Write what changed, off the loop; what changes meanwhile is for the next time. OSError when it fails."""
+        """Write what changed, off the loop; what changes meanwhile is for the next time. OSError when there is no room.
+
+        A directory that fails is out of service when this returns, and the others have their checkpoints.
+        """
         async with self._turn:
             changes = self._changes()
             marked, self._marked = self._marked, set()
@@ -75,7 +80,9 @@ class Checkpoints:
             self._being_dropped, self._stale = self._stale, set()
             try:
                 if changes or marked:
-                    await self._replicas.run_in_thread(lambda: self._write(changes, marked))
+                    failed = await self._replicas.run_in_thread(lambda: self._write(changes, marked))
+                    for directory, error in failed:
+                        self._replicas.disk_faults.take_offline(directory, f"a checkpoint was not written: {error}")
             except OSError:
                 self._stale |= self._being_dropped
                 self._marked |= marked
@@ -85,17 +92,29 @@ class Checkpoints:
 
     def write_now(self) -> None:
         """The same on the spot, when nothing else runs any more."""
-        self._write(self._changes(), self._marked)
+        for directory, error in self._write(self._changes(), self._marked):
+            self._replicas.disk_faults.take_offline(directory, f"a checkpoint was not written: {error}")
         self._stale.clear()
         self._marked.clear()
 
-    def _write(self, changes: list[_Change], marked: set[str]) -> None:
+    def _write(self, changes: list[_Change], marked: set[str]) -> list[tuple[LogDirectory, OSError]]:
+        failed: dict[str, tuple[LogDirectory, OSError]] = {}
         with self._writing:
             for change in changes:
-                change.write(change.offsets)
+                if change.directory.path in failed:
+                    continue
+                try:
+                    change.write(change.offsets)
+                except OSError as error:
+                    if is_passing(error):
+                        raise
+                    failed[change.directory.path] = change.directory, error
+                    continue
                 self._written[change.key] = change.offsets
             for path in marked:
-                self._remove_mark(path)
+                if path.rpartition("/")[0] not in failed:
+                    self._remove_mark(path)
+        return list(failed.values())
 
     def _remove_mark(self, path: str) -> None:
         try:
@@ -110,11 +129,13 @@ class Checkpoints:
         for directory in self._replicas.directories:
             # What could not be opened keeps what was known of it.
             recovery, starts = self._replicas.unopened_offsets(directory)
-            high = {}
+            high, cleaned = {}, {}
             for partition in self._replicas.in_directory(directory):
                 name = TopicPartition(partition.topic, partition.index)
                 recovery[name] = partition.log.recovery_point
                 high[name] = partition.high_watermark
+                if partition.cleaned_to is not None:
+                    cleaned[name] = partition.cleaned_to
                 start_offset = max(partition.log.start_offset, partition.start_wanted)
                 if start_offset:
                     starts[name] = start_offset
@@ -127,8 +148,10 @@ class Checkpoints:
                 ("recovery", recovery, directory.write_recovery_points),
                 ("starts", starts, directory.write_log_start_offsets),
                 ("high", high, directory.write_high_watermarks),
+                ("cleaned", cleaned, directory.write_cleaned_offsets),
             ):
                 key = (kind, directory.path)
-                if self._written.get(key) != offsets:
-                    changes.append(_Change(key, offsets, write))
+                # A file that was never needed is not made.
+                if self._written.get(key, {} if kind == "cleaned" else None) != offsets:
+                    changes.append(_Change(directory, key, offsets, write))
         return changes

@@ -139,7 +139,11 @@ class Controller:
             finished.result()
             self._complete(task)
         except (OSError, KafkaError) as error:
-            self._fail_pending(error)
+            if self._log.log.failure is None:
+                # No room: nothing is broken, and the next change takes these with it.
+                self._refuse_pending(error)
+            else:
+                self._fail_pending(error)
             return
         if self._log.log.end_offset > self._log.log.recovery_point:
             self._flushing = True
@@ -158,11 +162,21 @@ class Controller:
     def _fail_pending(self, error: BaseException | None = None) -> None:
         """Nothing is known about the log's bytes any more: nobody is told otherwise, and the node stops (fsyncgate)."""
         reason = error or OSError(self._log.log.failure)
+        self._refuse_pending(reason)
+        self._pending.clear()
+        self._on_fault(reason)
+
+    def _refuse_pending(self, reason: BaseException) -> None:
         for pending in self._pending:
             if not pending.done.done():
                 pending.done.set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(reason)))
+
+    def give_up(self, reason: str) -> None:
+        """What the log lies on is out of service: what is committed stays, nothing more is."""
+        self._log.log.fail(reason)
+        self._refuse_pending(OSError(reason))
         self._pending.clear()
-        self._on_fault(reason)
+        self.latest = self.committed
 
     # -- effects -------------------------------------------------------------------------------------------------------
 

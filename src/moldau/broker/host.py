@@ -196,6 +196,16 @@ class SystemDisk:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def allocate(self, path: str, size: int) -> None:
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+
     def lock(self, path: str) -> DirectoryLock:
         return SystemLock(path)
 

@@ -97,6 +97,9 @@ class _Collector:
         yield from self._cluster(GaugeMetricFamily)
         yield from self._traffic(CounterMetricFamily)
         yield from self._server(GaugeMetricFamily, CounterMetricFamily)
+        from moldau.broker.log_metrics import log_families
+
+        yield from log_families(self._node, GaugeMetricFamily, CounterMetricFamily)
         groups = self._node.groups_in_use
         if groups is not None:
             from moldau.broker.group_metrics import group_families

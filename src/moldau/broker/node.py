@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moldau.broker.cleaner import Cleaner, RunCleaning, clean_in_thread
 from moldau.broker.connection import Connection
 from moldau.broker.controller import Controller
 from moldau.broker.dispatch import Context, Dispatcher
@@ -26,6 +27,7 @@ from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listen, List
 from moldau.broker.metrics import Metrics
 from moldau.broker.producer_ids import ProducerIds
 from moldau.broker.replicas import Replicas, directory_id_of
+from moldau.broker.retention import Retention
 from moldau.broker.settings import Settings
 from moldau.cluster import (
     FENCE,
@@ -87,7 +89,9 @@ class Node:
         say: Callable[[str], None],
         cluster_id: str | None = None,
         listen: Listen = listen_on_host,
+        run_cleaning: RunCleaning | None = None,
     ) -> None:
+        """`run_cleaning` takes the cleaner's work elsewhere; without it a thread does it."""
         self.settings = settings
         settings.say = say
         self.node_id = settings.node_id
@@ -98,6 +102,7 @@ class Node:
         self._dice = dice
         self._wanted_cluster_id = cluster_id
         self._listen = listen
+        self._run_cleaning = run_cleaning
         self.metrics = Metrics()
         self.fetch_sessions = FetchSessions(dice, clock, settings.integer("max.incremental.fetch.session.cache.slots"))
         self.is_stopping = False
@@ -120,6 +125,8 @@ class Node:
         self._load_since = (_cpu_ms(), clock.monotonic_ms())
         self.http: HttpListener | None = None
         self._incarnation_id = random_uuid(dice)
+        # Directories of log.dirs that failed before they could say who they are.
+        self._unusable: list[LogDirectory] = []
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -140,20 +147,44 @@ class Node:
         )
 
     def _open_directories(self) -> list[LogDirectory]:
-        """Lock, check and format all of them; those of `log.dirs` are given back."""
-        directories = [LogDirectory(self._disk, path) for path in self.settings.all_directories]
-        locked = []
+        """Lock, check and format all of them; those of `log.dirs` that work are given back."""
+        reserve_bytes = self.settings.integer("moldau.log.dir.reserve.bytes")
+        directories = [LogDirectory(self._disk, path, reserve_bytes) for path in self.settings.all_directories]
+        locked: list[LogDirectory] = []
         try:
             for directory in directories:
-                directory.lock()
-                locked.append(directory)
-            self._check_identity(directories)
+                if self._lock(directory):
+                    locked.append(directory)
+            self._check_identity(locked)
         except BaseException:
             for directory in locked:
                 directory.unlock()
             raise
         self._locked = locked
-        return directories[: len(self.settings.log_directories)]
+        for directory in locked:
+            self._fill_reserve(directory)
+        return [directory for directory in locked if directory.path in self.settings.log_directories]
+
+    def _lock(self, directory: LogDirectory) -> bool:
+        """Whether the directory works. One that does not costs its partitions, unless nothing goes without it."""
+        try:
+            directory.lock()
+        except LogDirectoryError as error:
+            is_only = len(self.settings.log_directories) == 1
+            if is_only or directory.path == self.settings.metadata_directory or error.__cause__ is None:
+                raise
+            self._unusable.append(directory)
+            self.say(f"log_directory_offline path={directory.path} reason={str(error)!r}")
+            return False
+        return True
+
+    def _fill_reserve(self, directory: LogDirectory) -> None:
+        try:
+            directory.reserve.fill()
+        except OSError as error:
+            # The first look at the space decides whether anything is written beside what has to be.
+            directory.reserve.is_spent = True
+            self.say(f"reserve_not_kept path={directory.path} reason={str(error)!r}")
 
     def _check_identity(self, directories: list[LogDirectory]) -> None:
         """Format what is empty; refuse what is another's."""
@@ -194,10 +225,16 @@ class Node:
             dice=self._dice,
             loop=self.loop,
             say=self.say,
+            on_offline=self._on_directory_offline,
             on_fault=self.fail,
         )
+        self.replicas.unusable_directories = self._unusable
+        self.retention = Retention(self.replicas, self.settings, self.clock, self.say)
+        run_cleaning = self._run_cleaning or clean_in_thread(self.replicas, self._disk)
+        self.cleaner = Cleaner(self.replicas, self.settings, self.clock, self._disk, run_cleaning, self.say)
         self._directory_ids = list(by_id)
-        log = MetadataLog(self._disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
+        metadata_directory = next(each for each in self._locked if each.path == self._metadata_path)
+        log = MetadataLog(metadata_directory.disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
         try:
             image = log.load()
             state = log.read_quorum_state()
@@ -216,7 +253,7 @@ class Node:
             publish=self._publish,
             snapshot_after_bytes=lambda: self.settings.integer(SNAPSHOT_KEY),
             say=self.say,
-            on_fault=self.fail,
+            on_fault=self._on_metadata_fault,
         )
         self.producer_ids = ProducerIds(self.controller, self.node_id, self.loop)
         self.image = image
@@ -358,7 +395,9 @@ class Node:
             self.settings.apply_dynamic(image)
             for spec, listener in zip(self._specs, self.listeners, strict=True):
                 listener.config = self._listener_config(spec)
-        self.replicas.apply(delta, image)
+        reconfigured = self.replicas.apply(delta, image)
+        if reconfigured:
+            self.retention.look_soon_at(reconfigured)
         if self._has_groups:
             self.groups.follow_metadata(delta, image)
         if self._has_transactions:
@@ -499,7 +538,10 @@ class Node:
         self._measure_load()
         self.replicas.flush_due()
         self.replicas.delete_due_segments()
+        self.replicas.disk_faults.look_at_space(self.clock.monotonic_ms())
         self.replicas.retry_unopened()
+        self.retention.look_if_due()
+        self.cleaner.look_if_due()
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._checkpoint_at_ms + self.settings.integer("log.flush.offset.checkpoint.interval.ms"):
             self._checkpoint_at_ms = now_ms
@@ -526,6 +568,25 @@ class Node:
         if not self.failed.done():
             self.failed.set_result(error)
 
+    def _on_metadata_fault(self, error: BaseException) -> None:
+        """The metadata log is out of service, and so is the directory that it is in."""
+        for directory in self.replicas.directories:
+            if directory.path == self._metadata_path:
+                self.replicas.disk_faults.take_offline(directory, str(error))
+                return
+        if self._metadata_path not in self.settings.log_directories:
+            self.fail(error)
+
+    def _on_directory_offline(self, directory: LogDirectory) -> None:
+        """Others are left: what they hold goes on, also without a metadata log, which then stays as it is."""
+        if directory.path == self._metadata_path:
+            self.say("metadata_log_offline hint='topics and configs cannot change until the broker is restarted'")
+            self.controller.give_up(f"log directory {directory.path} failed")
+        if self._has_groups:
+            self.groups.coordinator.follow_metadata()
+        if self._has_transactions:
+            self.transactions.coordinator.follow_metadata()
+
     # -- stop ----------------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -551,6 +612,8 @@ class Node:
             await asyncio.sleep(0.005)
         for listener in self.listeners:
             listener.close()
+        await self.retention.stop()
+        await self.cleaner.stop()
         if self._checkpointing is not None:
             await self._checkpointing
         await self.controller.wait_idle()

@@ -32,12 +32,13 @@ class Partition:
         "_replicas",
         "_uncommitted_ends",
         "_waiters",
+        "cleaned_to",
         "counters",
         "flushes",
         "index",
+        "is_cleaned",
         "is_flushing",
         "is_internal",
-        "is_removed",
         "leader",
         "leader_epoch",
         "leader_id",
@@ -49,6 +50,7 @@ class Partition:
         "topic",
         "topic_id",
         "verifications",
+        "why_removed",
     )
 
     def __init__(
@@ -76,11 +78,14 @@ class Partition:
         self._flush_idle: asyncio.Future[None] | None = None
         self._flushes_held = False
         self.is_flushing = False
-        # The topic is deleted: whoever still holds this object stops.
-        self.is_removed = False
+        # The topic is deleted, or its disk failed: whoever still holds this object stops, and says so.
+        self.why_removed: KafkaError | None = None
         # Where DeleteRecords will let the log start once the checkpoint says so.
         self.start_wanted = 0
         self.move: ReplicaMove | None = None
+        # How far the cleaner came, as the checkpoint says; and while it works here, when it is done.
+        self.cleaned_to: int | None = None
+        self.is_cleaned: asyncio.Event | None = None
         self.is_internal = topic in INTERNAL_TOPICS
         self.verifications = Verifications()
 
@@ -95,13 +100,17 @@ class Partition:
         if self.leader is not None:
             self._advance(self.leader)
 
-    def remove(self, now_ms: int) -> None:
-        """The topic is deleted: nobody waits here any longer."""
-        self.is_removed = True
+    @property
+    def is_removed(self) -> bool:
+        return self.why_removed is not None
+
+    def remove(self, now_ms: int, why: KafkaError) -> None:
+        """The topic is deleted, or its disk failed: nobody waits here any longer."""
+        self.why_removed = why
         self.leader = None
         self.leader_id = -1
         self.wake()
-        self._fail_flush_waiters(KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self} was deleted"))
+        self._fail_flush_waiters(why)
         self.log.close(clean=False, now_ms=now_ms)
 
     # -- leadership ----------------------------------------------------------------------------------------------------
@@ -211,12 +220,17 @@ class Partition:
 
     def delete_records_before(self, offset: int) -> None:
         """Once the checkpoint says so."""
-        if self.is_removed:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self} was deleted")
+        if self.why_removed is not None:
+            raise self.why_removed
         try:
             self.log.delete_records_before(offset)
         except OSError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
+    def give_up_before(self, offset: int, now_ms: int) -> None:
+        """The same for what retention lets go. OSError, KafkaError: the next round tries again."""
+        if not self.is_removed and self.log.failure is None:
+            self.log.give_up_before(offset, now_ms)
 
     def wake(self) -> None:
         """Something became visible, or will never: let every waiting fetch look again."""

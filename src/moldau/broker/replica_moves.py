@@ -47,8 +47,8 @@ class ReplicaMove:
 
     def check(self) -> None:
         """After every wait: does it still make sense to go on?"""
-        if self._partition.is_removed:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self._name} was deleted while it was moved")
+        if self._partition.why_removed is not None:
+            raise self._partition.why_removed
         if self._partition.log.failure is not None:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, self._partition.log.failure)
 

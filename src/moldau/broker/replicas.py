@@ -10,17 +10,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 from moldau.broker.checkpoints import Checkpoints
+from moldau.broker.disk_faults import DiskFaults
 from moldau.broker.metrics import Metrics
 from moldau.broker.partition import Partition
+from moldau.broker.recovery import LogToOpen, Opened, recover
 from moldau.broker.replica_moves import ReplicaMove
 from moldau.broker.settings import Settings
 from moldau.cluster import ConfigKind, MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from moldau.kernel import Clock, Dice, Disk, ErrorCode, KafkaError, TopicPartition, parse_uuid
 from moldau.protocol.wire import write_uvarint
-from moldau.storage import LogConfig, LogDirectory, PartitionLog
+from moldau.storage import DamagedLogError, LogConfig, LogDirectory, PartitionLog
 
 # Directory ids below this are reserved by KRaft (unassigned, lost, migrating).
 _RESERVED_DIRECTORY_ID_MAX = 100
@@ -37,6 +40,9 @@ class _Home(NamedTuple):
     recovery_point: int = 0
     start_offset: int = 0
     is_clean: bool = False
+    cleaned_to: int | None = None
+    # What is wrong with the files; such a replica is not opened again before the next start.
+    damage: str | None = None
 
 
 class Replicas:
@@ -52,6 +58,7 @@ class Replicas:
         dice: Dice,
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
+        on_offline: Callable[[LogDirectory], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._node_id = node_id
@@ -63,17 +70,22 @@ class Replicas:
         self._dice = dice
         self.loop = loop
         self.say = say
-        self._on_fault = on_fault
         self._by_name: dict[str, list[Partition | None]] = {}
         self._by_id: dict[bytes, list[Partition | None]] = {}
         # The same by the name's bytes as flexible requests carry it, length included (`single_batch`).
         self.by_wire_name: dict[bytes, list[Partition | None]] = {}
         self._image = MetadataImage()
+        # What the start opened beforehand, until the topics are gone through.
+        self._recovered: dict[TopicPartition, Opened] = {}
         self._unopened: dict[TopicPartition, _Home] = {}
+        # Directories that failed since the start; nothing in them is touched any more.
+        self._offline: dict[bytes, LogDirectory] = {}
+        self.unusable_directories: list[LogDirectory] = []
         # Partitions in each directory, and those that were given to it since the last commit.
         self._counts: Counter[bytes] = Counter()
         self._chosen: Counter[bytes] = Counter()
         self.checkpoints = Checkpoints(self, disk)
+        self.disk_faults = DiskFaults(self, disk, on_offline=on_offline, on_fault=on_fault)
         self._deletions: list[str] = []
         self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="moldau-slow")
 
@@ -98,7 +110,9 @@ class Replicas:
         """Why a partition that exists has no replica here that works."""
         name = self._image.topic_names.get(topic) if isinstance(topic, bytes) else topic
         if name is not None and TopicPartition(name, index) in self._unopened:
-            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {name}-{index} could not be opened")
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{name}-{index} is offline: {self.why_offline(name, index)}"
+            )
         return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def __iter__(self) -> Iterator[Partition]:
@@ -110,6 +124,37 @@ class Replicas:
     @property
     def directories(self) -> list[LogDirectory]:
         return list(self._directories.values())
+
+    @property
+    def offline_directories(self) -> list[LogDirectory]:
+        return [*self._offline.values(), *self.unusable_directories]
+
+    def is_offline(self, directory: LogDirectory) -> bool:
+        return directory in self._offline.values()
+
+    def has_offline(self, topic: str, index: int) -> bool:
+        """Whether our replica of the partition is in no state to serve."""
+        return TopicPartition(topic, index) in self._unopened
+
+    def why_offline(self, topic: str, index: int) -> str:
+        home = self._unopened[TopicPartition(topic, index)]
+        if home.directory_id is not None and home.directory_id in self._offline:
+            return f"log directory {self._offline[home.directory_id].path} failed"
+        return home.damage or "its log could not be opened"
+
+    def drop_directory(self, directory: LogDirectory, reason: str) -> int:
+        """Serve nothing of it any more; how many partitions that are."""
+        directory_id = next(key for key, each in self._directories.items() if each is directory)
+        partitions = list(self.in_directory(directory))
+        self._offline[directory_id] = self._directories.pop(directory_id)
+        for partition in partitions:
+            log, name = partition.log, TopicPartition(partition.topic, partition.index)
+            self._by_name[partition.topic][partition.index] = None
+            start_offset = max(log.start_offset, partition.start_wanted)
+            self._unopened[name] = _Home(directory_id, log.recovery_point, start_offset)
+            log.fail(reason)
+            partition.remove(self._clock.now_ms(), self.absence(partition.topic, partition.index))
+        return len(partitions)
 
     def in_directory(self, directory: LogDirectory) -> Iterator[Partition]:
         prefix = directory.path + "/"
@@ -123,7 +168,7 @@ class Replicas:
         homes = {
             name: home
             for name, home in self._unopened.items()
-            if home.directory_id is not None and self._directories[home.directory_id] is directory
+            if home.directory_id is not None and self._directories.get(home.directory_id) is directory
         }
         recovery_points = {name: home.recovery_point for name, home in homes.items()}
         return recovery_points, {name: home.start_offset for name, home in homes.items() if home.start_offset}
@@ -145,12 +190,47 @@ class Replicas:
         self._image = image
         state = {directory_id: _Loaded(directory) for directory_id, directory in self._directories.items()}
         homes = self._find_homes(image, state)
+        self._recovered = self._recover(image, homes)
         for topic in image.topics.values():
             self._add_topic(topic, image, homes)
         for loaded in state.values():
             loaded.directory.remove_clean_shutdown()
         self.resume_deletions()
         return all(loaded.is_clean for loaded in state.values())
+
+    def _recover(self, image: MetadataImage, homes: Mapping[TopicPartition, _Home]) -> dict[TopicPartition, Opened]:
+        """Logs that have to be examined, where there are several directories to do it in at the same time."""
+        logs: dict[str, list[LogToOpen]] = {}
+        for name, home in homes.items():
+            topic = image.topics[name.topic]
+            if (
+                home.is_clean
+                or home.directory_id is None
+                or self._node_id not in topic.partitions[name.partition].replicas
+            ):
+                continue
+            directory = self._directories[home.directory_id]
+            config = self._settings.log_config(image.config(ConfigKind.TOPIC, name.topic))
+            path = directory.partition_path(name)
+            opening = partial(self._open_log, path, topic.id, home, config)
+            logs.setdefault(directory.path, []).append(LogToOpen(name, opening))
+        return recover(logs, self._clock, self.say) if len(logs) > 1 else {}
+
+    def _open_log(self, path: str, topic_id: bytes, home: _Home, config: LogConfig) -> PartitionLog:
+        log = PartitionLog.open(
+            self._disk,
+            path,
+            config,
+            now_ms=self._clock.now_ms(),
+            recovery_point=home.recovery_point,
+            start_offset=home.start_offset,
+            clean=home.is_clean,
+            topic_id=topic_id,
+            say=self.say,
+        )
+        if config.flush_messages <= 1:
+            _sync_recovered(log)
+        return log
 
     def _find_homes(self, image: MetadataImage, state: Mapping[bytes, _Loaded]) -> dict[TopicPartition, _Home]:
         """Where each partition's directory really is; what no topic owns any more becomes stray, as in Kafka."""
@@ -182,7 +262,7 @@ class Replicas:
         if self.checkpoints.are_stale(path):
             return _Home(directory_id)
         recovery_point, start_offset = loaded.recovery_points.get(name, 0), loaded.start_offsets.get(name, 0)
-        return _Home(directory_id, recovery_point, start_offset, loaded.is_clean)
+        return _Home(directory_id, recovery_point, start_offset, loaded.is_clean, loaded.cleaned_offsets.get(name))
 
     def _set_aside(self, name: TopicPartition, directory: LogDirectory) -> None:
         try:
@@ -209,10 +289,12 @@ class Replicas:
                 home = homes.get(name) or self._unopened.get(name) or self._new_home(assigned)
                 log = self._open(name, topic.id, home, config)
                 if log is None:
-                    self._unopened[name] = home
+                    self._unopened.setdefault(name, home)
                     continue
                 self._unopened.pop(name, None)
                 partition = partitions[index] = Partition(self, topic.name, topic.id, index, log, counters)
+                partition.cleaned_to = home.cleaned_to
+                self.disk_faults.watch(partition, self._directories[self._home_of(log)])
             if partition is not None:
                 partition.min_in_sync = min_in_sync
                 self._follow_leadership(partition, assigned)
@@ -229,26 +311,19 @@ class Replicas:
 
     def _open(self, name: TopicPartition, topic_id: bytes, home: _Home, config: LogConfig) -> PartitionLog | None:
         if home.directory_id is None:
-            self._say_unavailable(name, "its log directory is none of log.dirs")
+            self._say_unavailable(name, "its log directory is none of log.dirs that work")
+            return None
+        if home.directory_id in self._offline or home.damage is not None:
             return None
         directory = self._directories[home.directory_id]
         path = directory.partition_path(name)
         try:
             if not self._disk.exists(path):
                 self.checkpoints.prepare_directory(name, path)
-            log = PartitionLog.open(
-                self._disk,
-                path,
-                config,
-                now_ms=self._clock.now_ms(),
-                recovery_point=home.recovery_point,
-                start_offset=home.start_offset,
-                clean=home.is_clean,
-                topic_id=topic_id,
-                say=self.say,
-            )
-            if config.flush_messages <= 1:
-                _sync_recovered(log)
+            opened = self._recovered.pop(name, None) or self._open_log(path, topic_id, home, config)
+            if not isinstance(opened, PartitionLog):
+                raise opened
+            log = opened
         except (KafkaError, OSError) as error:
             if isinstance(error, KafkaError) and error.code == ErrorCode.INCONSISTENT_TOPIC_ID:
                 # A directory left behind by an older topic of the same name.
@@ -256,6 +331,8 @@ class Replicas:
                 if not self._disk.exists(path):
                     return self._open(name, topic_id, _Home(home.directory_id), config)
             self._say_unavailable(name, str(error))
+            if isinstance(error, DamagedLogError):
+                self._unopened[name] = home._replace(damage=error.message)
             return None
         self._counts[home.directory_id] += 1
         return log
@@ -266,7 +343,11 @@ class Replicas:
 
     def retry_unopened(self) -> None:
         """Perhaps there is room, or a descriptor, by now."""
-        names = {name.topic for name, home in self._unopened.items() if home.directory_id is not None}
+        names = {
+            name.topic
+            for name, home in self._unopened.items()
+            if home.directory_id in self._directories and home.damage is None
+        }
         for name in names:
             self._add_topic(self._image.topics[name], self._image, {})
 
@@ -278,8 +359,8 @@ class Replicas:
             partition.leader_id = assigned.leader
             partition.leader_epoch = assigned.leader_epoch
 
-    def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Follow a committed change of the metadata."""
+    def apply(self, delta: MetadataDelta, image: MetadataImage) -> set[str]:
+        """Follow a committed change of the metadata; the topics whose logs are configured anew."""
         self._image = image
         self._chosen.clear()
         for topic in delta.topics_removed.values():
@@ -298,6 +379,7 @@ class Replicas:
             for partition in self._by_name.get(name, ()):
                 if partition is not None:
                     partition.apply_config(config, min_in_sync)
+        return reconfigured
 
     def _min_in_sync(self, topic: str, image: MetadataImage) -> int:
         value = self._settings.topic_value("min.insync.replicas", image.config(ConfigKind.TOPIC, topic))
@@ -317,11 +399,12 @@ class Replicas:
                     self._give_up(partition.move)
                 home_id = self._home_of(partition.log)
                 self._counts[home_id] -= 1
-                partition.remove(self._clock.now_ms())
+                deleted = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} was deleted")
+                partition.remove(self._clock.now_ms(), deleted)
                 self._mark_deleted(name, self._directories[home_id])
                 continue
             unopened = self._unopened.pop(name, None)
-            if unopened is not None and unopened.directory_id is not None:
+            if unopened is not None and unopened.directory_id in self._directories:
                 self._mark_deleted(name, self._directories[unopened.directory_id])
         self.checkpoints.forget(TopicPartition(topic.name, index) for index in range(len(partitions)))
         if partitions:
@@ -363,12 +446,14 @@ class Replicas:
         partition = self.require(topic, index)
         while partition.move is not None:
             await partition.move.is_over.wait()
-        if partition.is_removed:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if partition.why_removed is not None:
+            raise partition.why_removed
         source_id = self._home_of(partition.log)
         if source_id == target_id:
             return None
         source, target = self._directories[source_id], self._directories[target_id]
+        while partition.is_cleaned is not None:
+            await partition.is_cleaned.wait()
         move = partition.move = ReplicaMove(self._disk, partition, source, target, self._dice.random_bytes(16))
         try:
             await self._take_steps(move, partition, source)
@@ -383,6 +468,7 @@ class Replicas:
             move.is_over.set()
         self._counts[source_id] -= 1
         self._counts[target_id] += 1
+        self.disk_faults.watch(partition, target)
         self.resume_deletions()
         self.say(f"replica_moved partition={partition} from={source.path} to={target.path}")
         return target_id
@@ -423,9 +509,8 @@ class Replicas:
         return self.loop.run_in_executor(self._slow_threads, work)
 
     def on_flush_failed(self, partition: Partition, error: BaseException) -> None:
-        """An fsync failed: nothing is known about the file any more, so its partition takes no more writes."""
+        """The log itself has told `disk_faults` what that means for its directory."""
         self.say(f"flush_failed partition={partition} reason={str(error)!r}")
-        self._on_fault(error)
 
     @property
     def is_flushing(self) -> bool:
@@ -491,13 +576,14 @@ def wire_name(topic: str) -> bytes:
 class _Loaded:
     """What a directory's checkpoints said at start."""
 
-    __slots__ = ("directory", "is_clean", "recovery_points", "start_offsets")
+    __slots__ = ("cleaned_offsets", "directory", "is_clean", "recovery_points", "start_offsets")
 
     def __init__(self, directory: LogDirectory) -> None:
         self.directory = directory
         self.is_clean = directory.was_closed_cleanly()
         self.recovery_points = directory.read_recovery_points()
         self.start_offsets = directory.read_log_start_offsets()
+        self.cleaned_offsets = directory.read_cleaned_offsets()
 
 
 def is_reserved(directory_id: bytes) -> bool:

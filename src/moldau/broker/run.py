@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from moldau.broker.cleaner_process import clean_in_process
 from moldau.broker.host import SystemClock, SystemDice, SystemDisk
 from moldau.broker.node import Node
 from moldau.broker.settings import Settings
@@ -53,6 +54,7 @@ async def _serve(
         loop=loop,
         say=say,
         cluster_id=cluster_id,
+        run_cleaning=clean_in_process,
     )
     asked: asyncio.Future[str] = loop.create_future()
 

@@ -117,6 +117,11 @@ class Settings:
         assert isinstance(value, int), name
         return value
 
+    def number(self, name: str) -> float:
+        value = self.value(name)
+        assert isinstance(value, int | float), name
+        return float(value)
+
     def text(self, name: str) -> str:
         value = self.value(name)
         return "" if value is None else str(value)
@@ -207,6 +212,10 @@ class Settings:
             compression_zstd_level=value("compression.zstd.level"),
             compact="compact" in policy,
             delete="delete" in policy,
+            delete_retention_ms=value("delete.retention.ms"),
+            min_cleanable_dirty_ratio=value("min.cleanable.dirty.ratio"),
+            min_compaction_lag_ms=value("min.compaction.lag.ms"),
+            max_compaction_lag_ms=value("max.compaction.lag.ms"),
             flush_messages=value("flush.messages"),
             flush_ms=value("flush.ms"),
             file_delete_delay_ms=value("file.delete.delay.ms"),

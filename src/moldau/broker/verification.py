@@ -132,6 +132,9 @@ class Verified:
     def must_ask(self) -> bool:
         return bool(self._open)
 
+    def asks_about(self, partition: Partition) -> bool:
+        return TopicPartition(partition.topic, partition.index) in self._open
+
     def begin(self, partition: Partition, sequence: int) -> None:
         """A batch for the partition, with its first sequence."""
         claim, where = self._claim, TopicPartition(partition.topic, partition.index)

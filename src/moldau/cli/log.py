@@ -1,4 +1,4 @@
-"""`moldau log dump`: what is in the files of a data directory, read from the disk; no broker is asked."""
+"""`moldau log`: what is in the files of a data directory, read from the disk; no broker is asked. Also: `log_check`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moldau.cli import log_check
 from moldau.cli.errors import EXIT_ERROR, CommandError
 from moldau.cli.options import Output, OutputFormat
 
 if TYPE_CHECKING:
     from moldau.cli.log_files import Entry
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Look into log files.")
+_FILES_WITHOUT_CONTENT = (".lock", ".moldau-reserve")
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Look into log files, check and repair them.")
+app.command()(log_check.verify)
+app.command()(log_check.repair)
 
 
 @app.callback()
 def _group() -> None:
-    """Look into log files."""
+    """Look into log files, check and repair them."""
 
 
 @app.command()
@@ -65,7 +70,7 @@ def _expand(paths: Iterable[str]) -> Iterator[str]:
             continue
         for name in sorted(os.listdir(path)):
             inner = os.path.join(path, name)
-            if os.path.isfile(inner) and name != ".lock":
+            if os.path.isfile(inner) and name not in _FILES_WITHOUT_CONTENT:
                 yield inner
 
 

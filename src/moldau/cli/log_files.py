@@ -395,6 +395,7 @@ _SMALL: dict[str, Callable[[bytes], Iterator[Entry]]] = {
     "recovery-point-offset-checkpoint": _dump_offsets,
     "replication-offset-checkpoint": _dump_offsets,
     "log-start-offset-checkpoint": _dump_offsets,
+    "cleaner-offset-checkpoint": _dump_offsets,
     "partition.metadata": _dump_partition_metadata,
     "meta.properties": _dump_properties,
     "quorum-state": _dump_json,

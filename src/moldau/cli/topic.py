@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moldau.cli import topic_export
 from moldau.cli.errors import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, CommandError, usage
 from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Output, OutputFormat, Property, Yes, parse_pairs
 
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from moldau.kernel import TopicPartition
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="List, create, describe, alter, delete, trim topics."
+    add_completion=False, no_args_is_help=True, help="List, create, describe, alter, delete, trim, export topics."
 )
+app.command()(topic_export.export)
+app.command("import")(topic_export.import_)
 
 # How many partitions one DeleteRecords request names: small enough for a bar that moves.
 TRIMMED_AT_ONCE = 32
@@ -118,6 +121,7 @@ def create(
 @app.command()
 def describe(
     names: Names,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Show bytes on disk, and in which directories.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     properties: Property = None,
@@ -130,7 +134,10 @@ def describe(
     from moldau.client import admin
 
     async def work(client: ClusterClient) -> list[dict[str, Any]]:
-        return [await _describe(client, topic) for topic in await admin.describe_topics(client, names)]
+        described = [await _describe(client, topic) for topic in await admin.describe_topics(client, names)]
+        if sizes:
+            await _add_sizes(client, described)
+        return described
 
     topics = on_cluster(bootstrap, properties, work)
     if output is Output.JSON:
@@ -147,11 +154,29 @@ def describe(
         shown = {"id": topic["topic_id"], "partitions": len(partitions), "internal": topic["internal"]}
         show_fields(topic["name"], shown)
         print()
-        columns = ("partition", "leader", "epoch", "replicas", "isr", "offline", "start", "end", "records")
+        columns = ["partition", "leader", "epoch", "replicas", "isr", "offline", "start", "end", "records"]
+        if sizes:
+            columns += ["bytes", "directories"]
         show_table({title.upper(): title for title in columns}, partitions)
         if configs:
             print()
             show_table({"CONFIG": "name", "VALUE": "value", "SOURCE": "source"}, configs)
+
+
+async def _add_sizes(client: ClusterClient, topics: list[dict[str, Any]]) -> None:
+    """Bytes of the largest replica, which is the leader's when all are in sync, and where the replicas are."""
+    from moldau.client import admin
+    from moldau.kernel import TopicPartition
+
+    held: dict[TopicPartition, list[tuple[int, str]]] = {}
+    for log_dir in await admin.describe_log_dirs(client, topics=[topic["name"] for topic in topics]):
+        for replica in log_dir.replicas:
+            held.setdefault(replica.partition, []).append((replica.size_bytes, f"{log_dir.broker}:{log_dir.path}"))
+    for topic in topics:
+        for partition in topic["partitions"]:
+            found = held.get(TopicPartition(topic["name"], partition["partition"]), [])
+            partition["bytes"] = max((size for size, _ in found), default=None)
+            partition["directories"] = [place for _, place in found]
 
 
 async def _describe(client: ClusterClient, topic: TopicInfo) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from moldau.client.errors import (
     WrongTransactionState,
 )
 from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
+from moldau.client.loop_thread import LoopThread
 from moldau.client.metadata import ClusterMetadata, Node, PartitionInfo, TopicInfo
 from moldau.client.partitioner import Partitioner, murmur2, partition_of_key
 from moldau.client.producer import Producer
@@ -42,7 +43,9 @@ from moldau.client.reader import PartitionReader, read_partition
 from moldau.client.records import ConsumedRecord, TimestampType
 from moldau.client.serializers import SERIALIZERS, Serializer
 from moldau.client.settings import ConsumerSettings, ProducerSettings, consumer_settings, producer_settings
+from moldau.client.shared_transaction import Joining, TransactionOwner
 from moldau.client.starts import AtTime, LastOf, Start
+from moldau.client.transactions import Identity
 
 __all__ = [
     "SERIALIZERS",
@@ -63,8 +66,11 @@ __all__ = [
     "DeliveryHandle",
     "DeliveryTimedOut",
     "GroupMetadata",
+    "Identity",
     "IsolationLevel",
+    "Joining",
     "LastOf",
+    "LoopThread",
     "NoBrokerReachable",
     "NoCommittedOffset",
     "Node",
@@ -88,6 +94,7 @@ __all__ = [
     "TransactionAbortable",
     "TransactionAborted",
     "TransactionFatal",
+    "TransactionOwner",
     "TransactionTimedOut",
     "WrongTransactionState",
     "admin",

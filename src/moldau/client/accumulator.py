@@ -214,6 +214,14 @@ class Batch:
         self.count = index + 1
         return index
 
+    def hold(self, buffer: bytearray) -> None:
+        """Be a batch that was encoded elsewhere, header and all."""
+        assert not self.count
+        header = _HEADER.unpack_from(buffer)
+        self.base_timestamp, self.max_timestamp, self.count = header[7], header[8], header[12]
+        self.buffer = buffer
+        self.sealed = True
+
     # -- sealing -------------------------------------------------------------------------------------------------------
 
     def seal(self, codec: Compression, level: int | None, attributes: int = 0) -> None:

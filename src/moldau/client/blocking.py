@@ -28,6 +28,7 @@ from moldau.client.accumulator import DeliveryCallback, Headers, RecordMetadata
 from moldau.client.consumer import CLOSE_SECONDS, Consumer, PartitionsCallback
 from moldau.client.errors import ConsumerClosed, ProducerClosed, SendTimedOut
 from moldau.client.group_coordinator import GroupMetadata, OffsetAndMetadata
+from moldau.client.loop_thread import LoopThread
 from moldau.client.producer import Producer
 from moldau.client.records import ConsumedRecord
 from moldau.client.settings import consumer_settings, producer_settings
@@ -37,32 +38,6 @@ from moldau.kernel import TopicPartition
 QUEUED_RECORDS_MAX = 10_000
 
 T = TypeVar("T")
-
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout)
-        except BaseException:
-            future.cancel()  # after a timeout, or Ctrl-C; nothing when the work itself failed
-            raise
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.close()
 
 
 class DeliveryHandle:
@@ -111,7 +86,7 @@ class BlockingProducer:
         self._feeding = False
         self._closed = False
         self._feeder: asyncio.Task[None] | None = None
-        self._thread = _LoopThread("moldau-producer")
+        self._thread = LoopThread("moldau-producer")
         try:
             self._producer = self._thread.call(self._make(given))
         except BaseException:
@@ -297,7 +272,7 @@ class BlockingConsumer:
         given |= settings or {}
         self.settings = consumer_settings(given)  # in the caller's thread, so that mistakes show here
         self._closed = False
-        self._thread = _LoopThread("moldau-consumer")
+        self._thread = LoopThread("moldau-consumer")
         try:
             self._consumer = self._thread.call(self._make(given))
         except BaseException:

@@ -19,6 +19,7 @@ from moldau.client import admin
 from moldau.client.cluster import ClusterClient
 from moldau.client.connection import Connection
 from moldau.client.coordinators import COORDINATOR_ERRORS, Ask, KeyType, to_coordinators
+from moldau.client.group_coordinator import OffsetAndMetadata
 from moldau.kernel import NO_LEADER, ErrorCode, KafkaError, TopicPartition
 from moldau.protocol.wire import ProtocolError
 
@@ -47,6 +48,8 @@ NO_MEMBER = ""
 
 # From the next version on, OffsetFetch and OffsetCommit name topics by their ids, and deleted topics have none.
 OFFSETS_BY_NAME_VERSION_MAX = 9
+REQUIRE_STABLE_FROM = 7
+OFFSET_FETCH_BATCHED_FROM = 8
 
 _CONSUMER_PROTOCOL = "consumer"
 T = TypeVar("T")
@@ -337,6 +340,46 @@ async def group_offsets(
 ) -> dict[str, dict[TopicPartition, CommittedOffset] | KafkaError]:
     """All committed offsets of groups; a group that does not exist has none."""
     return await _to_coordinators(client, group_ids, _fetch_offsets)
+
+
+async def stable_group_offsets(
+    client: ClusterClient, group_id: str, *, timeout_ms: int | None = None
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """A group's committed offsets when no transaction is about to change them: waits while one is (KIP-447). Kafka
+    knows of such a one only where the partition had an offset before."""
+
+    async def attempt() -> dict[TopicPartition, OffsetAndMetadata]:
+        return _value((await _to_coordinators(client, [group_id], _fetch_stable_offsets))[group_id])
+
+    return await client.retry(attempt, timeout_ms=timeout_ms)
+
+
+async def _fetch_stable_offsets(
+    connection: Connection, node: int, group_ids: list[str]
+) -> dict[str, dict[TopicPartition, OffsetAndMetadata] | KafkaError]:
+    from moldau.protocol.messages.offset_fetch import OffsetFetchRequest
+
+    (group_id,) = group_ids
+    version = connection.version_for(OffsetFetchRequest.API_KEY, version_max=OFFSETS_BY_NAME_VERSION_MAX)
+    if version < REQUIRE_STABLE_FROM:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{connection}: the broker cannot say what is stable")
+    if version >= OFFSET_FETCH_BATCHED_FROM:
+        groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id, None, -1, None)]
+        request = OffsetFetchRequest(groups=groups, require_stable=True)
+        answer = (await connection.request(request, version=version)).groups[0]
+    else:
+        answer = await connection.request(OffsetFetchRequest(group_id, None, require_stable=True), version=version)
+    if answer.error_code:
+        return {group_id: _refusal(group_id, answer.error_code, None)}
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
+    for topic in answer.topics:
+        for one in topic.partitions:
+            if one.error_code:
+                return {group_id: _refusal(group_id, one.error_code, None)}
+            if one.committed_offset >= 0:
+                where = TopicPartition(topic.name, one.partition_index)
+                found[where] = OffsetAndMetadata(one.committed_offset, one.metadata or "", one.committed_leader_epoch)
+    return {group_id: found}
 
 
 async def _fetch_offsets(

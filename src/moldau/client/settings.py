@@ -60,6 +60,10 @@ class ProducerSettings:
     value_serializer: Serializer | None = None
 
     @property
+    def batch_bytes_max(self) -> int:
+        return min(self.batch_size, self.max_request_size)
+
+    @property
     def compression_level(self) -> int | None:
         levels = {
             Compression.GZIP: self.compression_gzip_level,

@@ -59,11 +59,19 @@ class TransactionRunner:
         self._under_way: tuple[Call, asyncio.Task[None]] | None = None  # until its caller has heard the outcome
         self._adding: asyncio.Task[None] | None = None
         self._sending_offsets = asyncio.Lock()
+        self._is_joined = False  # the transaction is someone else's, who ends it
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     async def init(self) -> None:
         await self._make(Call.INIT, self._init)
+
+    def join(self, identity: Identity, version: int) -> None:
+        self.state.make(Call.INIT)
+        self._outbox.adopt(identity)
+        self.state.on_initialized(identity)
+        self.state.begin(version)
+        self._is_joined = True
 
     def begin(self) -> None:
         self._check_nothing_under_way(Call.BEGIN)
@@ -106,6 +114,8 @@ class TransactionRunner:
 
     async def close(self) -> None:
         """Before the end of the producer: wait for what is under way, and abort what nobody will commit now."""
+        if self._is_joined:
+            return
         try:
             async with asyncio.timeout(self._max_block_ms / 1000):
                 if self._under_way is not None:
@@ -132,6 +142,8 @@ class TransactionRunner:
     async def _make(self, call: Call, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start what a call asks for, or join it when it was asked for before, and wait up to max.block.ms."""
         self._check_nothing_under_way(call)
+        if self._is_joined:
+            raise WrongTransactionState(f"{call.value}: the transaction was joined, and is ended by whoever began it")
         if self._under_way is None:
             self.state.make(call)
             task = self._outbox.start(work())

@@ -314,26 +314,26 @@ BROKER_ROWS = (
     ("listeners", "LIST", "PLAINTEXT://:9092", "per-broker", "HIGH", "some", "",
      "Addresses that the broker binds, as NAME://host:port. An empty host means every interface, port 0 a free "
      "port."),
-    ("log.cleaner.backoff.ms", "LONG", "15000", "cluster-wide", "MEDIUM", "0..", "later",
+    ("log.cleaner.backoff.ms", "LONG", "15000", "cluster-wide", "MEDIUM", "0..", "",
      "Milliseconds that the log cleaner rests when there is nothing to compact."),
-    ("log.cleaner.dedupe.buffer.size", "LONG", "134217728", "cluster-wide", "MEDIUM", "", "later",
+    ("log.cleaner.dedupe.buffer.size", "LONG", "134217728", "cluster-wide", "MEDIUM", "", "",
      "Bytes of memory that the log cleaner may use to remember keys."),
-    ("log.cleaner.delete.retention.ms", "LONG", "86400000", "cluster-wide", "MEDIUM", "0..", "later",
+    ("log.cleaner.delete.retention.ms", "LONG", "86400000", "cluster-wide", "MEDIUM", "0..", "",
      "Default of delete.retention.ms: milliseconds that tombstones stay readable after compaction."),
-    ("log.cleaner.enable", "BOOLEAN", "true", "read-only", "MEDIUM", "", "later",
+    ("log.cleaner.enable", "BOOLEAN", "true", "read-only", "MEDIUM", "", "",
      "Whether compacted topics are compacted. Kafka means to drop this switch; leave it on."),
     ("log.cleaner.io.buffer.load.factor", "DOUBLE", "0.9", "cluster-wide", "MEDIUM", "", "jvm",
      "How full the log cleaner's table of keys may become."),
     ("log.cleaner.io.buffer.size", "INT", "524288", "cluster-wide", "MEDIUM", "0..", "later",
      "Bytes that the log cleaner reads and writes at a time."),
-    ("log.cleaner.io.max.bytes.per.second", "DOUBLE", "1.7976931348623157E308", "cluster-wide", "MEDIUM", "", "later",
+    ("log.cleaner.io.max.bytes.per.second", "DOUBLE", "1.7976931348623157E308", "cluster-wide", "MEDIUM", "", "",
      "Upper bound, in bytes per second, of what the log cleaner reads and writes."),
-    ("log.cleaner.max.compaction.lag.ms", "LONG", "9223372036854775807", "cluster-wide", "MEDIUM", "1..", "later",
+    ("log.cleaner.max.compaction.lag.ms", "LONG", "9223372036854775807", "cluster-wide", "MEDIUM", "1..", "",
      "Default of max.compaction.lag.ms: longest time in milliseconds that a record stays out of compaction's "
      "reach."),
-    ("log.cleaner.min.cleanable.ratio", "DOUBLE", "0.5", "cluster-wide", "MEDIUM", "0..1", "later",
+    ("log.cleaner.min.cleanable.ratio", "DOUBLE", "0.5", "cluster-wide", "MEDIUM", "0..1", "",
      "Default of min.cleanable.dirty.ratio: the share of not yet compacted bytes from which a log is compacted."),
-    ("log.cleaner.min.compaction.lag.ms", "LONG", "0", "cluster-wide", "MEDIUM", "0..", "later",
+    ("log.cleaner.min.compaction.lag.ms", "LONG", "0", "cluster-wide", "MEDIUM", "0..", "",
      "Default of min.compaction.lag.ms: shortest time in milliseconds that a record stays uncompacted."),
     ("log.cleaner.threads", "INT", "1", "cluster-wide", "MEDIUM", "0..", "threads",
      "Number of threads that compact logs."),
@@ -832,5 +832,8 @@ BROKER_ROWS = (
 MOLDAU_ROWS = (
     ("moldau.http.listener", "STRING", "127.0.0.1:9644", "read-only", "MEDIUM", "", "",
      "Address, as host:port, that serves /metrics and /healthz over HTTP. Port 0 takes a free one, empty none."),
+    ("moldau.log.dir.reserve.bytes", "LONG", "8388608", "read-only", "MEDIUM", "0..", "",
+     "Room that each log directory keeps in the file .moldau-reserve, for checkpoints and the metadata log when the "
+     "disk is full. While it is spent, and until as much is free again, produce is refused. 0 keeps none."),
 )
 # fmt: on

@@ -26,7 +26,7 @@ TOPIC_ROWS = (
     ("compression.zstd.level", "INT", "3", "MEDIUM", "-131072..22", "",
      "Level used where the broker itself compresses with zstd: a higher one is smaller and slower, negative "
      "ones are quickest."),
-    ("delete.retention.ms", "LONG", "86400000", "MEDIUM", "0..", "later",
+    ("delete.retention.ms", "LONG", "86400000", "MEDIUM", "0..", "",
      "Milliseconds that tombstones stay readable after compaction, so that a reader from the start sees every "
      "deletion."),
     ("file.delete.delay.ms", "LONG", "60000", "MEDIUM", "0..", "",
@@ -50,7 +50,7 @@ TOPIC_ROWS = (
      "Bytes per partition that stay on local disk besides remote storage; -2 means as much as retention.bytes."),
     ("local.retention.ms", "LONG", "-2", "MEDIUM", "-2..", "tiered",
      "Milliseconds that segments stay on local disk besides remote storage; -2 means as long as retention.ms."),
-    ("max.compaction.lag.ms", "LONG", "9223372036854775807", "MEDIUM", "1..", "later",
+    ("max.compaction.lag.ms", "LONG", "9223372036854775807", "MEDIUM", "1..", "",
      "Longest time in milliseconds that a record stays out of compaction's reach."),
     ("max.message.bytes", "INT", "1048588", "MEDIUM", "0..", "",
      "Size in bytes of the largest record batch that is taken, after compression."),
@@ -63,10 +63,10 @@ TOPIC_ROWS = (
     ("message.timestamp.type", "STRING", "CreateTime", "MEDIUM", "=CreateTime|LogAppendTime", "",
      "Whether records keep the producer's time (CreateTime) or get the broker's when they are appended "
      "(LogAppendTime)."),
-    ("min.cleanable.dirty.ratio", "DOUBLE", "0.5", "MEDIUM", "0..1", "later",
+    ("min.cleanable.dirty.ratio", "DOUBLE", "0.5", "MEDIUM", "0..1", "",
      "Share of not yet compacted bytes from which the log is compacted. A higher one compacts less often and "
      "wastes more space."),
-    ("min.compaction.lag.ms", "LONG", "0", "MEDIUM", "0..", "later",
+    ("min.compaction.lag.ms", "LONG", "0", "MEDIUM", "0..", "",
      "Shortest time in milliseconds that a record stays uncompacted."),
     ("min.insync.replicas", "INT", "1", "MEDIUM", "1..", "",
      "With acks=all, a write is refused while fewer replicas than this are in sync."),

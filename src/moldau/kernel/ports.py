@@ -105,6 +105,10 @@ class Disk(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def allocate(self, path: str, size: int) -> None:
+        """A file that takes up so much room, whatever is in it; none at all when there is not so much (OSError)."""
+        ...
+
     def lock(self, path: str) -> DirectoryLock:
         """An exclusive lock held by this process; BlockingIOError when another holds it."""
         ...

@@ -29,6 +29,10 @@ class LogConfig:
     compression_zstd_level: int = 3  # compression.zstd.level
     compact: bool = False  # cleanup.policy contains "compact"
     delete: bool = True  # cleanup.policy contains "delete"
+    delete_retention_ms: int = 86_400_000  # delete.retention.ms
+    min_cleanable_dirty_ratio: float = 0.5  # min.cleanable.dirty.ratio
+    min_compaction_lag_ms: int = 0  # min.compaction.lag.ms
+    max_compaction_lag_ms: int = INT64_MAX  # max.compaction.lag.ms
     flush_messages: int = INT64_MAX  # flush.messages
     flush_ms: int = INT64_MAX  # flush.ms
     file_delete_delay_ms: int = 60_000  # file.delete.delay.ms

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moldau.kernel import Disk, File
+from moldau.storage.faults import is_full, is_passing
 from moldau.storage.segment import Segment
 
 
@@ -28,6 +29,8 @@ class FlushTask:
     epochs: bytes | None
     directories: list[str]
     error: OSError | None = None
+    # What was not there to sync with (room for the epochs, a descriptor): nothing is broken, the next task may do.
+    postponed: OSError | None = None
 
     def run(self) -> None:
         """Sync everything; called in a thread, once."""
@@ -37,7 +40,9 @@ class FlushTask:
             for path in self.paths:
                 self._sync_path(path)
             if self.epochs is not None:
-                self.disk.replace_file(self.epochs_path, self.epochs)
+                self._write_epochs(self.epochs)
+            if self.postponed is not None:
+                return
             for directory in self.directories:
                 self.disk.sync_directory(directory)
         except OSError as error:
@@ -48,10 +53,24 @@ class FlushTask:
             file = self.disk.open(path)
         except FileNotFoundError:
             return
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            self.postponed = error
+            return
         try:
             file.sync()
         finally:
             file.close()
+
+    def _write_epochs(self, epochs: bytes) -> None:
+        try:
+            self.disk.replace_file(self.epochs_path, epochs)
+        except OSError as error:
+            # Also where a sync said it: the file is not in its place, and is written anew from its first byte.
+            if not is_full(error):
+                raise
+            self.postponed = error
 
 
 class Unsynced:
@@ -78,13 +97,19 @@ class Unsynced:
         if path not in self.paths:
             self.paths.append(path)
 
+    def take_back(self, task: FlushTask, messages: int) -> None:
+        """What a postponed task could not do is due again; the files that it synced are safe."""
+        self.paths = [*task.paths, *(path for path in self.paths if path not in task.paths)]
+        self.directory = self.parent = True
+        self.messages = messages
+
     def forget_segments(self, gone: list[Segment]) -> None:
         self.segments = [(segment, file) for segment, file in self.segments if segment not in gone]
 
     def take(
         self, disk: Disk, directory: str, end_offset: int, active: Segment, epochs_path: str, epochs: bytes | None
     ) -> FlushTask:
-        files = [file or disk.open(segment.stem + ".log") for segment, file in self.segments]
+        files = [file or disk.open(segment.path(".log")) for segment, file in self.segments]
         if active.size:
             files.append(active.open())
         directories = []

@@ -2,8 +2,10 @@
 
 After a clean shutdown the directory's names, the newest producer snapshot and the epoch checkpoint are all that is
 read. Otherwise every batch from the segment of the recovery point on is checked, indexes, producers and epochs are
-made again, and the log is cut at the last whole valid batch. Snapshots above the recovery point are not believed
-after a crash: they were not yet durable, or belong to a tail that was cut and written anew.
+made again, and the log is cut at the last whole valid batch. What is wrong below the recovery point was safe once: such
+a log is not opened at all (`DamagedLogError`), as cutting it would drop what was acknowledged. Snapshots above the
+recovery point are not believed after a crash: they were not yet durable, or belong to a tail that was cut and written
+anew.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from moldau.kernel import Buffer, Disk
 from moldau.protocol.batches import BatchHeader, CorruptBatchError
 from moldau.storage.checkpoints import CorruptCheckpointError, parse_epochs
 from moldau.storage.config import LogConfig
+from moldau.storage.faults import DamagedLogError
 from moldau.storage.leader_epochs import LeaderEpochs
 from moldau.storage.producer_state import ProducerStates
 from moldau.storage.scan import SegmentScan, scan_segment
@@ -82,9 +85,8 @@ def load(
     ]
     for earlier, later in pairwise(segments):
         earlier.end_offset = later.base_offset
-    loader = _Loader(
-        disk, directory, names, config, segments, Snapshots(disk, directory, snapshots), recovery_point, say
-    )
+    kept = Snapshots(disk, directory, snapshots)
+    loader = _Loader(disk, directory, names, config, segments, kept, recovery_point, start_offset, say)
     loaded = loader.believe() if clean else loader.examine()
     return _settle_start(loader, loaded, start_offset, now_ms)
 
@@ -121,7 +123,7 @@ def _settle_start(loader: _Loader, loaded: LoadedLog, start_offset: int, now_ms:
 
 def remove_segment(disk: Disk, segment: Segment, suffixes: tuple[str, ...] = SEGMENT_SUFFIXES) -> None:
     for suffix in suffixes:
-        remove_if_there(disk, segment.stem + suffix)
+        remove_if_there(disk, segment.path(suffix))
     segment.file = None
 
 
@@ -221,6 +223,7 @@ class _Loader:
         segments: list[Segment],
         snapshots: Snapshots,
         recovery_point: int,
+        start_offset: int,
         say: Say,
     ) -> None:
         self.disk = disk
@@ -230,6 +233,7 @@ class _Loader:
         self.segments = segments
         self.snapshots = snapshots
         self.recovery_point = recovery_point
+        self.start_offset = start_offset
         self.say = say
         topic, _, partition = directory.rsplit("/", 1)[-1].rpartition("-")
         self.name = f"topic={topic} partition={partition}"
@@ -237,6 +241,7 @@ class _Loader:
     def believe(self) -> LoadedLog:
         """A clean shutdown: the files are what they say."""
         end_offset = self._believed_end_offset()
+        self._check_reaches(end_offset, "the files end early")
         self.snapshots.drop_above(end_offset)
         epochs = self._stored_epochs()
         if epochs is None:
@@ -297,11 +302,14 @@ class _Loader:
         for place in range(first, len(self.segments)):
             segment = self.segments[place]
             if place > first and self._hangs_in_the_air(segment, end_offset):
+                self._check_reaches(end_offset, f"the next segment begins at offset {segment.base_offset}")
                 self._cut(place, end_offset, 0, f"a gap before offset {segment.base_offset}")
                 break
             aborted = TransactionIndex()
             found = self._scan(segment, producers, epochs, replay_from, aborted)
             end_offset = found.next_offset
+            if found.stopped is not None:
+                self._check_reaches(end_offset, f"{segment.path(LOG_SUFFIX)}: {found.stopped}")
             segment.adopt(found)
             if aborted.entries or f"{segment.base_offset:020d}{TRANSACTION_INDEX_SUFFIX}" in self.names:
                 segment.replace_transactions(aborted)
@@ -312,11 +320,17 @@ class _Loader:
                 segment.open().sync()
                 self._cut(place + 1, end_offset, bytes_cut, found.stopped)
                 break
+        self._check_reaches(end_offset, "the files end early")
         for segment in self.segments[first:-1]:
             segment.write_indexes()
             segment.forget_indexes()
             segment.file = None
         return end_offset
+
+    def _check_reaches(self, end_offset: int, reason: str) -> None:
+        # A log that was deleted up to its end may have nothing left but its start.
+        if max(end_offset, self.start_offset) < self.recovery_point:
+            raise DamagedLogError(self.directory, end_offset, self.recovery_point, reason)
 
     def _hangs_in_the_air(self, segment: Segment, end_offset: int) -> bool:
         """Whether something that was never durable is missing before a segment: a name or a tail that was lost.

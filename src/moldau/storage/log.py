@@ -9,7 +9,7 @@ epochs, limits and `now_ms` are arguments. What lies on disk and when it is safe
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from moldau.kernel import Buffer, Disk, ErrorCode, KafkaError
@@ -27,10 +27,14 @@ from moldau.protocol.checksum import crc32c
 from moldau.protocol.compression import Compression
 from moldau.protocol.markers import read_marker
 from moldau.storage.checkpoints import CorruptCheckpointError, parse_partition_metadata
+from moldau.storage.cleaning.job import CleaningJob, OldSegment
+from moldau.storage.cleaning.rules import LastOfProducer
+from moldau.storage.cleaning.selection import Dirt, dirt_of
 from moldau.storage.config import INT64_MAX, LOG_APPEND_TIME, LogConfig
 from moldau.storage.leader_epochs import LeaderEpochs
 from moldau.storage.loading import LoadedLog, Say, load
 from moldau.storage.producer_state import ProducerStates
+from moldau.storage.retention import Outlived, outlived
 from moldau.storage.segment import Segment
 from moldau.storage.segments import LogSlice
 from moldau.storage.snapshots import Snapshots
@@ -444,6 +448,50 @@ class PartitionLog(StoredLog):
         """First offset of the oldest open transaction: readers of committed records stop before it."""
         first_open = self.producers.first_open_offset
         return None if first_open is None else max(first_open, self.start_offset)
+
+    # -- retention -----------------------------------------------------------------------------------------------------
+
+    def outlived(self, high_watermark: int, now_ms: int) -> Iterator[Outlived]:
+        """Segments that need not be kept, oldest first, as the log is now (see `retention`)."""
+        return outlived(self._segments.all.copy(), self.end_offset, high_watermark, self.config, now_ms)
+
+    def give_up_before(self, offset: int, now_ms: int) -> None:
+        """As `delete_records_before`; an active segment of which nothing is left goes too."""
+        if offset == self.end_offset:
+            self.roll(now_ms)
+        self.delete_records_before(offset)
+
+    # -- compaction ----------------------------------------------------------------------------------------------------
+
+    def dirt(self, cleaned_to: int | None, last_stable_offset: int, now_ms: int) -> Dirt:
+        """What a cleaner would find to do (see `cleaning.selection`)."""
+        segments = self._segments.all
+        return dirt_of(
+            segments, self.start_offset, self.end_offset, cleaned_to, last_stable_offset, self.config, now_ms
+        )
+
+    def cleaning_job(self, dirt: Dirt, now_ms: int, map_bytes_max: int) -> CleaningJob:
+        """The order for a cleaner, as the log is now."""
+        limit = dirt.first_uncleanable_offset
+        below = [segment for segment in self._segments.all[:-1] if segment.base_offset < limit]
+        config = self.config
+        return CleaningJob(
+            self.directory,
+            tuple(OldSegment(segment.base_offset, segment.end_offset, segment.size) for segment in below),
+            dirt.first_dirty_offset,
+            limit,
+            tuple(self.aborted_transactions(self._segments.bases[0], limit)),
+            {
+                state.producer_id: LastOfProducer(state.epoch, state.last_offset if state.batches else None)
+                for state in self.producers.active()
+            },
+            now_ms,
+            config.delete_retention_ms,
+            config.segment_bytes,
+            config.segment_index_bytes,
+            config.index_interval_bytes,
+            map_bytes_max,
+        )
 
     def expire_producers(self, now_ms: int) -> None:
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)

@@ -20,6 +20,7 @@ from moldau.storage.checkpoints import (
     parse_properties,
     properties_text,
 )
+from moldau.storage.reserve import Reserve, ReservedDisk
 
 LOCK_FILE = ".lock"
 META_PROPERTIES_FILE = "meta.properties"
@@ -61,10 +62,12 @@ class PartitionDirectory(NamedTuple):
 class LogDirectory:
     """Takes the lock when opened; everything else on demand."""
 
-    __slots__ = ("_lock", "disk", "path")
+    __slots__ = ("_lock", "disk", "path", "reserve")
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        self.disk = disk
+    def __init__(self, disk: Disk, path: str, reserve_bytes: int = 0) -> None:
+        self.reserve = Reserve(disk, path, reserve_bytes)
+        # Checkpoints, marks and the metadata log may use the reserve; partitions' logs have a disk without it.
+        self.disk: Disk = ReservedDisk(disk, self.reserve) if reserve_bytes else disk
         self.path = path
         self._lock: DirectoryLock | None = None
 
@@ -164,8 +167,15 @@ class LogDirectory:
     def write_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._write_offsets(LOG_START_OFFSET_FILE, offsets)
 
-    def read_cleaner_offsets(self) -> dict[TopicPartition, int]:
-        return self._read_offsets(CLEANER_OFFSET_FILE)
+    def read_cleaned_offsets(self) -> dict[TopicPartition, int]:
+        """A file that does not read (Apache Kafka makes an empty one) only costs a cleaning from the start."""
+        try:
+            return self._read_offsets(CLEANER_OFFSET_FILE)
+        except LogDirectoryError:
+            return {}
+
+    def write_cleaned_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._write_offsets(CLEANER_OFFSET_FILE, offsets)
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         """Empty when there is no such file."""

@@ -51,6 +51,7 @@ class Segment:
         "offsets",
         "size",
         "stem",
+        "swap_suffix",
         "times",
         "transactions",
         "transactions_dirty",
@@ -61,6 +62,8 @@ class Segment:
     ) -> None:
         self.disk = disk
         self.stem = f"{directory}/{base_offset:020d}"
+        # While a cleaned segment takes the place of others, its files have names of their own.
+        self.swap_suffix = ""
         self.base_offset = base_offset
         self.end_offset = base_offset
         self.size = size
@@ -80,10 +83,13 @@ class Segment:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
+    def path(self, suffix: str) -> str:
+        return self.stem + suffix + self.swap_suffix
+
     def open(self) -> File:
         file = self.file
         if file is None:
-            file = self.file = self.disk.open(self.stem + LOG_SUFFIX, create=True)
+            file = self.file = self.disk.open(self.path(LOG_SUFFIX), create=True)
         return file
 
     def prepare_append(self) -> File:
@@ -106,9 +112,9 @@ class Segment:
         assert self.offsets is not None and self.times is not None
         if self.max_timestamp_offset >= 0:
             self.times.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
-        write_whole(self.disk, self.stem + INDEX_SUFFIX, self.offsets.to_bytes())
-        write_whole(self.disk, self.stem + TIME_INDEX_SUFFIX, self.times.to_bytes())
-        written = [self.stem + INDEX_SUFFIX, self.stem + TIME_INDEX_SUFFIX]
+        write_whole(self.disk, self.path(INDEX_SUFFIX), self.offsets.to_bytes())
+        write_whole(self.disk, self.path(TIME_INDEX_SUFFIX), self.times.to_bytes())
+        written = [self.path(INDEX_SUFFIX), self.path(TIME_INDEX_SUFFIX)]
         if self.transactions_dirty:
             written += self._write_transactions()
         self.indexes_dirty = False
@@ -122,8 +128,8 @@ class Segment:
             self.offsets, self.times = OffsetIndex(), TimeIndex()
             return
         try:
-            self.offsets = OffsetIndex.from_bytes(self.disk.read_file(self.stem + INDEX_SUFFIX), self.size)
-            self.times = TimeIndex.from_bytes(self.disk.read_file(self.stem + TIME_INDEX_SUFFIX))
+            self.offsets = OffsetIndex.from_bytes(self.disk.read_file(self.path(INDEX_SUFFIX)), self.size)
+            self.times = TimeIndex.from_bytes(self.disk.read_file(self.path(TIME_INDEX_SUFFIX)))
         except (FileNotFoundError, CorruptIndexError):
             self.adopt(self._scan())
             return
@@ -194,7 +200,7 @@ class Segment:
         if self.transactions is None:
             try:
                 self.transactions = TransactionIndex.from_bytes(
-                    self.disk.read_file(self.stem + TRANSACTION_INDEX_SUFFIX)
+                    self.disk.read_file(self.path(TRANSACTION_INDEX_SUFFIX))
                 )
             except FileNotFoundError:
                 self.transactions = TransactionIndex()
@@ -210,7 +216,7 @@ class Segment:
         self.transactions_dirty = self.indexes_dirty = True
 
     def _write_transactions(self) -> list[str]:
-        path = self.stem + TRANSACTION_INDEX_SUFFIX
+        path = self.path(TRANSACTION_INDEX_SUFFIX)
         transactions = self.load_transactions()
         if transactions.entries:
             write_whole(self.disk, path, transactions.to_bytes())
@@ -284,6 +290,11 @@ class Segment:
         if self.size and self.max_timestamp < 0 and self.offsets is None:
             self.load_indexes()
         return self.max_timestamp
+
+    def first_batch_timestamp(self) -> int:
+        if self.size and self.first_timestamp < 0 and self.offsets is None:
+            self.load_indexes()
+        return self.first_timestamp
 
     def record_of_largest_timestamp(self) -> Record | None:
         timestamp = self.largest_timestamp()

@@ -7,6 +7,7 @@ neither index nor header. Does not write, and does not know how far a reader may
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moldau.kernel import File
@@ -97,6 +98,21 @@ class Segments:
         for segment in dropped:
             segment.file = None
         return dropped
+
+    def replace(self, old_bases: Sequence[int], segment: Segment) -> list[Segment] | None:
+        """Put one in the place of neighbours; those, or None when they are not all there any more."""
+        place = bisect_left(self.bases, old_bases[0])
+        end = place + len(old_bases)
+        if self.bases[place:end] != list(old_bases) or end >= len(self.all):
+            return None
+        old = self.all[place:end]
+        self.all[place:end] = [segment]
+        self.bases[place:end] = [segment.base_offset]
+        self._hints.clear()
+        self._idle_open = [each for each in self._idle_open if each not in old]
+        for each in old:
+            each.file = None
+        return old
 
     def forget_places(self) -> None:
         self._hints.clear()

@@ -5,29 +5,45 @@ is handed out as a `FlushTask`. The one exception is truncation, which is durabl
 a replica has to give up a tail.
 
 What the caller owes, both being checkpoints of the log directory: persist a new `start_offset` before calling
-`delete_records_before` with it, and `recovery_point` after every truncation, before the next append.
+`delete_records_before` with it, and before a truncation a recovery point that is not above what it leaves: a log that
+ends below what the checkpoint says is taken for damaged.
 """
 
 from __future__ import annotations
 
-import errno
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
 
 from moldau.kernel import Disk, ErrorCode, KafkaError
 from moldau.storage.checkpoints import epochs_text, partition_metadata_text
+from moldau.storage.cleaning.swap import settle
 from moldau.storage.config import LogConfig
+from moldau.storage.faults import is_full, is_passing
 from moldau.storage.flush import FlushTask, Unsynced
 from moldau.storage.leader_epochs import LeaderEpochs
-from moldau.storage.loading import DELETED_SUFFIX, EPOCHS_FILE, LoadedLog, Say, remove_segment, replay_producers
+from moldau.storage.loading import (
+    DELETED_SUFFIX,
+    EPOCHS_FILE,
+    SWAP_SUFFIX,
+    LoadedLog,
+    Say,
+    remove_segment,
+    replay_producers,
+)
 from moldau.storage.producer_state import ProducerStates
 from moldau.storage.rolling import RollLimits, should_roll
 from moldau.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, SEGMENT_SUFFIXES, Segment, write_whole
 from moldau.storage.segments import Segments
 
 PARTITION_METADATA_FILE = "partition.metadata"
-# A full disk is a state that passes; any other failed write takes the log out of service.
-_PASSING_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NEVER = -1
+
+
+class Switched(NamedTuple):
+    """A cleaned segment and those whose place it took."""
+
+    segment: Segment
+    old: list[Segment]
 
 
 class StoredLog:
@@ -35,6 +51,7 @@ class StoredLog:
 
     __slots__ = (
         "_failure",
+        "_held",
         "_limits",
         "_pending_deletions",
         "_say",
@@ -46,6 +63,8 @@ class StoredLog:
         "disk",
         "end_offset",
         "epochs",
+        "on_failed",
+        "on_full",
         "producers",
         "recovery_point",
         "start_offset",
@@ -69,12 +88,16 @@ class StoredLog:
         self._limits = RollLimits()
         self._pending_deletions: list[tuple[int, str]] = []
         self._failure: str | None = None
+        self._held: Callable[[], str | None] | None = None
+        # Told, in the middle of what the log does, that it is out of service, or that a batch found no room.
+        self.on_failed: Callable[[str], None] | None = None
+        self.on_full: Callable[[], None] | None = None
         self._unsynced = Unsynced(loaded.end_offset - loaded.recovery_point)
         for segment in loaded.unsynced:
             self._unsynced.directory = True
             if segment is not self._segments.active:
                 self._unsynced.segments.append((segment, None))
-                self._unsynced.paths += [segment.stem + suffix for suffix in INDEX_SUFFIXES]
+                self._unsynced.paths += [segment.path(suffix) for suffix in INDEX_SUFFIXES]
         self.config = config
 
     def _write_partition_metadata(self, topic_id: bytes) -> None:
@@ -97,6 +120,15 @@ class StoredLog:
         return self._segments.bases.copy()
 
     @property
+    def segment_count(self) -> int:
+        return len(self._segments.all)
+
+    def timestamps(self) -> tuple[int, int]:
+        """(of the first batch, the largest in the active segment); -1 where there is none."""
+        segments = self._segments
+        return segments.all[0].first_batch_timestamp(), segments.active.largest_timestamp()
+
+    @property
     def failure(self) -> str | None:
         """Why the log takes no more appends, or None."""
         return self._failure
@@ -109,6 +141,8 @@ class StoredLog:
     def _make_room(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> Segment:
         """The segment to write to, open, rolled if the batch must not go into the present one."""
         self._check_in_service()
+        if self._held is not None and (reason := self._held()) is not None:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {reason}")
         segment = self._segments.active
         try:
             if segment.size == 0 and segment.file is None:
@@ -119,7 +153,7 @@ class StoredLog:
                 segment.prepare_append()
         except OSError as error:
             # Nothing that was acknowledged has changed.
-            raise self._storage_error("the segment could not be opened or rolled", error) from error
+            raise self._roll_failed("the segment could not be opened or rolled", error) from error
         self._limits.arm(segment, self.config, max_timestamp)
         return segment
 
@@ -132,7 +166,13 @@ class StoredLog:
             self._segments.active.prepare_append()
             self._roll(now_ms)
         except OSError as error:
-            raise self._storage_error("the segment could not be rolled", error) from error
+            raise self._roll_failed("the segment could not be rolled", error) from error
+
+    def roll_if_older(self, age_ms: int, now_ms: int) -> None:
+        """Begin a new segment when the present one began so long ago, though nobody writes."""
+        active = self._segments.active
+        if active.size and 0 <= active.first_batch_timestamp() < now_ms - age_ms:
+            self.roll(now_ms)
 
     def _roll(self, now_ms: int) -> Segment:
         """Indexes and producers are written first: should one not fit on the disk, nothing has changed."""
@@ -251,18 +291,39 @@ class StoredLog:
         if not dropped:
             return
         if self._segments.active.size == 0:
-            # It alone keeps the next offset once the others are gone.
+            # It alone keeps the next offset once the others are gone. Apache Kafka expects indexes beside it.
             self._segments.active.open()
+            self._segments.active.indexes_dirty = True
         # Oldest first: a crash in between leaves no gap.
         for segment in dropped:
             for suffix in SEGMENT_SUFFIXES:
-                path = segment.stem + suffix
+                path = segment.path(suffix)
                 try:
                     self.disk.rename(path, path + DELETED_SUFFIX)
                 except FileNotFoundError:
                     continue
                 self._pending_deletions.append((_NEVER, path + DELETED_SUFFIX))
         self._unsynced.forget_segments(dropped)
+        self._unsynced.directory = True
+
+    # -- cleaning ------------------------------------------------------------------------------------------------------
+
+    def switch_to_cleaned(self, old_bases: Sequence[int], size: int, now_ms: int) -> Switched | None:
+        """From now on the log reads the segment that `swap.announce` named; None when the old ones are gone."""
+        segment = Segment(self.disk, self.directory, old_bases[0], size, self.config.index_interval_bytes, now_ms)
+        segment.swap_suffix = SWAP_SUFFIX
+        old = self._segments.replace(old_bases, segment)
+        if old is None:
+            return None
+        segment.end_offset = old[-1].end_offset
+        self._unsynced.forget_segments(old)
+        return Switched(segment, old)
+
+    def settle_cleaned(self, switched: Switched, marked: list[str]) -> None:
+        """The old files are marked deleted (`swap.retire`): the new ones get their names."""
+        self._pending_deletions += [(_NEVER, path) for path in marked]
+        if switched.segment in self._segments.all:
+            settle(self.disk, switched.segment)
         self._unsynced.directory = True
 
     def take_deletions(self, now_ms: int) -> list[str]:
@@ -299,17 +360,31 @@ class StoredLog:
             return None
         epochs = epochs_text(self.epochs.entries) if self.epochs.dirty else None
         epochs_path = f"{self.directory}/{EPOCHS_FILE}"
-        task = unsynced.take(self.disk, self.directory, self.end_offset, self._segments.active, epochs_path, epochs)
+        try:
+            task = unsynced.take(self.disk, self.directory, self.end_offset, self._segments.active, epochs_path, epochs)
+        except OSError as error:
+            if not is_passing(error):
+                self._fail(f"a file could not be opened to sync it: {error}")
+            raise
         self.epochs.dirty = False
         return task
 
     def complete_flush(self, task: FlushTask) -> None:
-        """The task has run. KAFKA_STORAGE_ERROR when it failed: then nothing more is appended, nothing synced again."""
+        """The task has run. KAFKA_STORAGE_ERROR when it failed: then nothing more is appended, nothing synced again.
+
+        Also when something was not there to do it with (room, a descriptor): then the next flush does it.
+        """
         unsynced = self._unsynced
         unsynced.under_way = False
         if task.error is not None:
             self._fail(f"sync failed: {task.error}")
             raise self._storage_error("the log could not be synced", task.error)
+        if task.postponed is not None:
+            unsynced.take_back(task, self.end_offset - self.recovery_point)
+            self.epochs.dirty = True
+            if is_full(task.postponed) and self.on_full is not None:
+                self.on_full()
+            raise self._storage_error("the log could not be synced yet", task.postponed)
         if task.generation == unsynced.generation:
             self.recovery_point = max(self.recovery_point, task.offset)
         else:
@@ -320,6 +395,8 @@ class StoredLog:
     def close(self, clean: bool, now_ms: int) -> None:
         """With `clean`, everything is on disk and the next open need not look at it. The log is not used afterwards."""
         assert not (clean and self._unsynced.under_way), "a flush is under way: complete it first"
+        # Whoever closes the log is told by the exception, and may be in any thread.
+        self.on_failed = self.on_full = None
         try:
             if clean and self._failure is None:
                 self._settle()
@@ -366,13 +443,35 @@ class StoredLog:
         if self._failure is not None:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, self._failure)
 
+    def hold(self, reason: Callable[[], str | None]) -> None:
+        """Refuse appends until `release`; each asks for the reason anew, and succeeds when there is none any more."""
+        self._held = reason
+        self._limits.disarm()
+
+    def release(self) -> None:
+        self._held = None
+
+    def fail(self, reason: str) -> None:
+        """What the log lies on is out of service, so the log is."""
+        self.on_failed = None
+        self._fail(reason)
+
+    def _roll_failed(self, what: str, error: OSError) -> KafkaError:
+        if is_full(error) and self.on_full is not None:
+            self.on_full()
+        elif not is_passing(error):
+            self._fail(f"{what}: {error}")
+        return self._storage_error(what, error)
+
     def _write_failed(self, segment: Segment, error: OSError) -> NoReturn:
         """Take back what a failed write may have left behind, so that the next append finds the end."""
-        if error.errno in _PASSING_ERRORS:
+        if is_full(error):
             try:
                 segment.open().truncate(segment.size)
             except OSError as second:
                 self._fail(f"a partial batch could not be cut off: {second}")
+            if self.on_full is not None:
+                self.on_full()
         else:
             self._fail(f"writing failed: {error}")
         raise self._storage_error("the batch could not be written", error) from error
@@ -381,6 +480,8 @@ class StoredLog:
         if self._failure is None:
             self._failure = f"{self.directory}: {reason}"
             self._say(f"log_failed {self._name} reason={reason.replace(' ', '_')}")
+            if self.on_failed is not None:
+                self.on_failed(reason)
         self._limits.disarm()
 
     def _storage_error(self, what: str, error: OSError) -> KafkaError:

@@ -31,6 +31,7 @@ TEST_SETTINGS = {
     "group.initial.rebalance.delay.ms": "100",
     "log.segment.delete.delay.ms": "0",
     "moldau.http.listener": "",
+    "moldau.log.dir.reserve.bytes": "65536",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
 }

@@ -26,9 +26,10 @@ class PowerLoss(BaseException):  # not an Exception: no handler of the program u
 
 
 class _Inode:
-    __slots__ = ("bytes", "doubtful", "durable", "pending")
+    __slots__ = ("bytes", "doubtful", "durable", "modified_ms", "pending")
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", modified_ms: int = 0) -> None:
+        self.modified_ms = modified_ms
         self.bytes = bytearray(data)
         self.durable = bytes(data)
         # (position, data) of a write, (size, None) of a truncation, since the last sync.
@@ -40,7 +41,7 @@ class _Inode:
         data = bytearray(self.durable)
         for position, written in self.doubtful + self.pending:
             _apply_maybe(data, position, written, dice)
-        return _Inode(bytes(data))
+        return _Inode(bytes(data), self.modified_ms)
 
 
 def _apply_maybe(data: bytearray, position: int, written: bytes | None, dice: Dice) -> None:
@@ -130,6 +131,7 @@ class SimulatedFile:
 
     def _put(self, position: int, data: bytes) -> None:
         if data:
+            self._inode.modified_ms = self._disk.now_ms
             self._inode.pending.append((position, data))
             _apply(self._inode.bytes, position, data)
 
@@ -187,6 +189,8 @@ class SimulatedDisk:
         # Called when the power goes, before anything else can happen.
         self.on_power_loss: Callable[[], None] | None = None
         self.capacity_bytes = UNLIMITED_BYTES
+        # The time that files get when they are written to; whoever cares moves it.
+        self.now_ms = 0
         # Operations that changed something: a place for `lose_power_after`.
         self.steps = 0
 
@@ -216,6 +220,7 @@ class SimulatedDisk:
         """The disk that a machine finds when the power is back. This one is not to be used any more."""
         after = SimulatedDisk(self._dice)
         after.capacity_bytes = self.capacity_bytes
+        after.now_ms = self.now_ms
         survivors: dict[int, _Inode] = {}
         moved: dict[str, str] = {"": ""}
         for path in sorted(self._directories, key=lambda path: path.split("/")):
@@ -404,8 +409,7 @@ class SimulatedDisk:
         self.sync_directory(path.rpartition("/")[0])
 
     def modified_ms(self, path: str) -> int:
-        self._inode(path)
-        return 0
+        return self._inode(path).modified_ms
 
     def total_bytes(self, path: str) -> int:
         return self.capacity_bytes
@@ -414,6 +418,13 @@ class SimulatedDisk:
         return (
             max(self.capacity_bytes - self.used_bytes, 0) if self.capacity_bytes < UNLIMITED_BYTES else UNLIMITED_BYTES
         )
+
+    def allocate(self, path: str, size: int) -> None:
+        self._mutate()
+        if size > self.free_bytes(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        directory, name = self._split(path)
+        directory.change(None, name, _Inode(bytes(size)))
 
     def lock(self, path: str) -> DirectoryLock:
         if path in self._locks:

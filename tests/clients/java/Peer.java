@@ -1,6 +1,6 @@
 // Kafka's Java clients behind a pipe, so that one JVM serves a whole test run. Each line on standard input is a JSON
 // object with "do"; each line on standard output is its answer. Bytes travel as ISO 8859-1 text.
-// Run from source: java -cp '.cache/kafka-4.3.1/libs/*' tests/clients/java/Peer.java
+// Tools.java runs the command-line tools.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -61,7 +61,7 @@ public class Peer {
             case "consume": return consume(order);
             case "positions": return positions(order);
             case "admin": return admin(order.get("topic").asText());
-            case "tool": return tool(order);
+            case "tool": return Tools.run(order);
             default: throw new IllegalArgumentException("cannot do " + order.get("do"));
         }
     }
@@ -272,52 +272,6 @@ public class Peer {
         seen.put("groups", error(() -> admin.listGroups().all().get()));
         seen.put("acls", error(() -> admin.describeAcls(org.apache.kafka.common.acl.AclBindingFilter.ANY).values().get()));
         seen.put("transactions", error(() -> admin.listTransactions().all().get()));
-    }
-
-    // -- command-line tools, in this JVM -------------------------------------------------------------------------------
-
-    static class Exited extends Error {}
-
-    static Object tool(JsonNode order) throws Exception {
-        List<String> args = new ArrayList<>();
-        order.get("args").forEach(arg -> args.add(arg.asText()));
-        PrintStream out = System.out, err = System.err;
-        InputStream in = System.in;
-        ByteArrayOutputStream toOut = new ByteArrayOutputStream(), toErr = new ByteArrayOutputStream();
-        Integer[] code = {null};
-        List<Runnable> hooks = new ArrayList<>();
-        Exit.Procedure procedure = (status, message) -> {
-            // The first exit is the real one: what a tool makes of our exception afterwards never happened.
-            if (code[0] == null) {
-                code[0] = status;
-                hooks.forEach(Runnable::run);
-                System.setOut(new PrintStream(OutputStream.nullOutputStream()));
-                System.setErr(new PrintStream(OutputStream.nullOutputStream()));
-            }
-            throw new Exited();
-        };
-        Exit.setExitProcedure(procedure);
-        Exit.setHaltProcedure(procedure);
-        Exit.setShutdownHookAdder((name, hook) -> hooks.add(hook));
-        System.setOut(new PrintStream(toOut, true));
-        System.setErr(new PrintStream(toErr, true));
-        System.setIn(new ByteArrayInputStream(order.get("stdin").asText().getBytes(StandardCharsets.UTF_8)));
-        try {
-            Class.forName(order.get("class").asText()).getMethod("main", String[].class)
-                .invoke(null, (Object) args.toArray(new String[0]));
-        } catch (java.lang.reflect.InvocationTargetException error) {
-            if (!(error.getCause() instanceof Exited)) {
-                error.getCause().printStackTrace();
-                code[0] = 1;
-            }
-        } finally {
-            if (code[0] == null) hooks.forEach(Runnable::run);
-            System.setOut(out);
-            System.setErr(err);
-            System.setIn(in);
-        }
-        return List.of(code[0] == null ? 0 : code[0], toOut.toString(StandardCharsets.UTF_8),
-            toErr.toString(StandardCharsets.UTF_8));
     }
 
     // -- small ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Produce (key 0), versions 3 to 13.
 
-Appends one record batch per partition, as the leader. The request's bytes are written to the log before this function
-waits for anything, so the order of a connection's requests is the order of its batches.
+Appends one record batch per partition, as the leader. A batch is written to the log before this function waits for
+anything but its own verification, so the order of a connection's requests is the order of a partition's batches.
 - acks 0: no answer; on any error the connection is closed, as the client has no other way to learn of it.
 - acks 1: answered when the leader has written. acks -1 ("all"): when the high watermark covers the batch; refused with
   NOT_ENOUGH_REPLICAS when fewer than `min.insync.replicas` are in sync.
@@ -55,7 +55,7 @@ class _Wait(NamedTuple):
 
     flushed: asyncio.Future[None]
     partitions: list[Partition | None]
-    answers: list[PartitionResponse]
+    answers: list[PartitionResponse | None]
     place: int
 
 
@@ -66,77 +66,115 @@ async def handle(request: ProduceRequest, context: Context) -> Any:
         for data in topic.partition_data
         if data.records is not None and _is_transactional(data.records)
     ]
+    appending = _Appending(request, context)
     if not transactional:
-        return await _append(request, context, None)
+        appending.append(None)
+        return await appending.answer()
     try:
-        verified = await _verify(request, transactional, context)
+        verified = _begin_verification(request, transactional, context)
     except KafkaError as refusal:
         return _all_refused(request, refusal)
     try:
-        return await _append(request, context, verified)
+        # What need not be asked about is not held up by what must: the next request on this connection may follow it.
+        appending.append(verified, only_unasked=True)
+        if verified.must_ask:
+            appending.keep_bytes()
+            await verified.ask()
+            appending.append(verified)
+        return await appending.answer()
     finally:
         verified.close()
 
 
-async def _append(request: ProduceRequest, context: Context, verified: Verified | None) -> Any:
-    """Everything up to the first wait, which is for the disk, happens at once."""
-    node, version, acks = context.node, context.version, request.acks
-    now_ms = node.clock.now_ms()
-    waits: list[_Wait] = []
-    failed = False
-    topics = []
-    for topic in request.topic_data:
-        replicas = node.replicas
-        partitions = (
-            replicas.by_id(topic.topic_id) if version >= TOPIC_IDS_VERSION_MIN else replicas.by_name(topic.name)
-        )
-        answers: list[PartitionResponse] = []
-        for data in topic.partition_data:
-            log: PartitionLog | None = None
+class _Appending:
+    """A request's batches on their way into the logs, and what is answered about each."""
+
+    def __init__(self, request: ProduceRequest, context: Context) -> None:
+        self._request = request
+        self._context = context
+        self._waits: list[_Wait] = []
+        self._failed = False
+        # By topic and partition as the request names them; None is not decided yet.
+        self._answers: list[list[PartitionResponse | None]] = [
+            [None] * len(topic.partition_data) for topic in request.topic_data
+        ]
+
+    def append(self, verified: Verified | None, *, only_unasked: bool = False) -> None:
+        """Everything that is not decided yet, at once; or only what the coordinator need not be asked about."""
+        context, request = self._context, self._request
+        replicas, version, acks = context.node.replicas, context.version, request.acks
+        now_ms = context.node.clock.now_ms()
+        for topic, answers in zip(request.topic_data, self._answers, strict=True):
+            partitions = (
+                replicas.by_id(topic.topic_id) if version >= TOPIC_IDS_VERSION_MIN else replicas.by_name(topic.name)
+            )
+            for place, data in enumerate(topic.partition_data):
+                if answers[place] is not None:
+                    continue
+                log: PartitionLog | None = None
+                try:
+                    partition = _partition(replicas, partitions, topic, data.index, version)
+                    if only_unasked and verified is not None and verified.asks_about(partition):
+                        continue
+                    if partition.is_internal and context.client_id != ADMIN_CLIENT_ID:
+                        raise KafkaError(
+                            ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {partition.topic}"
+                        )
+                    if acks not in (-1, 0, 1):
+                        raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+                    batch = _single_batch(data.records, version)
+                    if verified is not None:
+                        verified.require_accepted(partition)
+                    log = partition.log
+                    if verified is not None and batch[22] & _TRANSACTIONAL:
+                        verified.check(partition, read_header(batch).base_sequence)
+                    result = partition.append(batch, acks, now_ms)
+                except KafkaError as refusal:
+                    answers[place] = _refused(log, partitions, data.index, refusal)
+                    self._failed = True
+                    continue
+                # A retry promises as much as the first attempt, whose sync may still be under way.
+                if log.flush_is_due(now_ms) or (result.duplicate and partition.flushes):
+                    assert partitions is not None
+                    flushed = partition.when_flushed(result.last_offset + 1)
+                    self._waits.append(_Wait(flushed, partitions, answers, place))
+                answers[place] = _accepted(data.index, result)
+
+    def keep_bytes(self) -> None:
+        """Before a wait: the request's bytes are not ours afterwards."""
+        for topic, answers in zip(self._request.topic_data, self._answers, strict=True):
+            for data, answer in zip(topic.partition_data, answers, strict=True):
+                if answer is None and data.records is not None:
+                    data.records = bytearray(data.records)
+
+    async def answer(self) -> Any:
+        """When the disk has what must be there."""
+        node, version = self._context.node, self._context.version
+        node.metrics.produce_requests += 1
+        for wait in self._waits:
             try:
-                partition = _partition(replicas, partitions, topic, data.index, version)
-                if partition.is_internal and context.client_id != ADMIN_CLIENT_ID:
-                    raise KafkaError(
-                        ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {partition.topic}"
-                    )
-                if acks not in (-1, 0, 1):
-                    raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-                batch = _single_batch(data.records, version)
-                if verified is not None:
-                    verified.require_accepted(partition)
-                log = partition.log
-                if verified is not None and batch[22] & _TRANSACTIONAL:
-                    verified.check(partition, read_header(batch).base_sequence)
-                result = partition.append(batch, acks, now_ms)
+                await wait.flushed
             except KafkaError as refusal:
-                answers.append(_refused(log, partitions, data.index, refusal))
-                failed = True
-                continue
-            # A retry promises as much as the first attempt, whose sync may still be under way.
-            if log.flush_is_due(now_ms) or (result.duplicate and partition.flushes):
-                assert partitions is not None
-                flushed = partition.when_flushed(result.last_offset + 1)
-                waits.append(_Wait(flushed, partitions, answers, len(answers)))
-            answers.append(_accepted(data.index, result))
-        topics.append(ProduceResponse.TopicProduceResponse(topic.name, topic.topic_id, answers))
-    node.metrics.produce_requests += 1
-    for wait in waits:
-        try:
-            await wait.flushed
-        except KafkaError as refusal:
-            index = wait.answers[wait.place].index
-            wait.answers[wait.place] = _refused(None, wait.partitions, index, refusal)
-            failed = True
-    if acks == 0:
-        if failed:
-            raise FrameError("produce with acks=0 failed: " + _first_error(topics))
-        return NoAnswer
-    response = ProduceResponse(topics)
-    if failed:
-        node.metrics.failed_produce_requests += 1
-        if version >= 10:
-            node.add_leader_endpoints(response, context)
-    return response
+                accepted = wait.answers[wait.place]
+                assert accepted is not None
+                wait.answers[wait.place] = _refused(None, wait.partitions, accepted.index, refusal)
+                self._failed = True
+        topics = [
+            ProduceResponse.TopicProduceResponse(
+                topic.name, topic.topic_id, [each for each in answers if each is not None]
+            )
+            for topic, answers in zip(self._request.topic_data, self._answers, strict=True)
+        ]
+        if self._request.acks == 0:
+            if self._failed:
+                raise FrameError("produce with acks=0 failed: " + _first_error(topics))
+            return NoAnswer
+        response = ProduceResponse(topics)
+        if self._failed:
+            node.metrics.failed_produce_requests += 1
+            if version >= 10:
+                node.add_leader_endpoints(response, self._context)
+        return response
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -146,12 +184,12 @@ def _is_transactional(records: Buffer) -> bool:
     return len(records) >= HEADER_BYTES and bool(records[22] & _TRANSACTIONAL)
 
 
-async def _verify(
+def _begin_verification(
     request: ProduceRequest,
     transactional: list[tuple[ProduceRequest.TopicProduceData, ProduceRequest.PartitionProduceData]],
     context: Context,
 ) -> Verified:
-    """What the coordinator says of the batches; KafkaError refuses the whole request."""
+    """Which of the batches the coordinator must be asked about; KafkaError refuses the whole request."""
     if request.transactional_id is None:
         raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     replicas, version = context.node.replicas, context.version
@@ -175,15 +213,6 @@ async def _verify(
         partition = partitions[data.index] if partitions and 0 <= data.index < len(partitions) else None
         if partition is not None and partition.leader is not None:
             verified.begin(partition, header.base_sequence)
-    if verified.must_ask:
-        for topic in request.topic_data:
-            for data in topic.partition_data:
-                data.records = None if data.records is None else bytearray(data.records)
-        try:
-            await verified.ask()
-        except BaseException:
-            verified.close()
-            raise
     return verified
 
 

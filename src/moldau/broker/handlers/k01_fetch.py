@@ -230,9 +230,13 @@ def _read_one(
 
 
 def _absence(key: PartitionKey, context: Context) -> ErrorCode:
-    topic, _ = key
-    if isinstance(topic, bytes) and context.node.replicas.by_id(topic) is None:
+    topic, index = key
+    replicas = context.node.replicas
+    if isinstance(topic, bytes) and replicas.by_id(topic) is None:
         return ErrorCode.UNKNOWN_TOPIC_ID
+    refusal = replicas.absence(topic, index)
+    if refusal.code is ErrorCode.KAFKA_STORAGE_ERROR:
+        return refusal.code
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 

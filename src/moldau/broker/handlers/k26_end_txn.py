@@ -1,8 +1,10 @@
 """EndTxn (key 26), versions 0 to 5: commit or abort a transaction.
 
-Answered when the decision is committed and its markers are written (after a second at the latest, while they still
-are): who has the answer to a commit can read it, and can begin the next transaction at once. A retry is answered as the
-first attempt. From 5 on (KIP-890) every end bumps the epoch, and the answer has the id and epoch to go on with: an end
+Answered when the decision is committed; the markers are written right behind the answer, before any other request is
+looked at where nothing has to be waited for: who has the answer to a commit can read it, and can begin the next
+transaction at once. A retry is answered as the first attempt.
+
+From 5 on (KIP-890) every end bumps the epoch, and the answer has the id and epoch to go on with: an end
 that comes late then cannot hit the next transaction. From 2 on PRODUCER_FENCED (before: INVALID_PRODUCER_EPOCH).
 """
 

@@ -1,12 +1,13 @@
 """DescribeLogDirs (key 35), versions 1 to 5: what lies in which directory, and how full its disk is.
 
 Null topics means all. Versions: 3 has a top-level error, 4 the disk's total and usable bytes (KIP-827), 5 whether the
-directory is cordoned (never, here).
+directory is cordoned (never, here). A directory that failed is KAFKA_STORAGE_ERROR and holds nothing.
 """
 
 from __future__ import annotations
 
 from moldau.broker.dispatch import Context
+from moldau.kernel import ErrorCode
 from moldau.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 
@@ -37,4 +38,10 @@ async def handle(request: DescribeLogDirsRequest, context: Context) -> DescribeL
                 usable_bytes=usable,
             )
         )
+    results += [
+        DescribeLogDirsResponse.DescribeLogDirsResult(
+            error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory.path, topics=[]
+        )
+        for directory in context.node.replicas.offline_directories
+    ]
     return DescribeLogDirsResponse(results=results)

@@ -32,7 +32,7 @@ class AddPartitions(NamedTuple):
 
 
 class EndTransaction(NamedTuple):
-    """Answered with the `ProducerIdAndEpoch` of the next transaction, once the markers are written."""
+    """Answered with the `ProducerIdAndEpoch` of the next transaction, once the decision is committed."""
 
     token: Any
     transactional_id: str

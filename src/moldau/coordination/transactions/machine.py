@@ -2,10 +2,10 @@
 
     initialize -> EMPTY -> add partitions -> ONGOING -> end -> PREPARE_* -> markers are written -> COMPLETE_*
 
-A decision (PREPARE_*) is logged first; once it is committed the shell writes the markers, and says so; then the end is
-logged and the request that asked for it is answered. Requests that come in between are held back, for a bounded time,
-rather than sent away to try again: who has committed can begin the next transaction at once. A request held too long
-gets Kafka's answer, CONCURRENT_TRANSACTIONS.
+A decision (PREPARE_*) is logged first; once it is committed the request that asked for it is answered, and right behind
+the answer the shell writes the markers, and says so; then the end is logged. Requests that come in between are held
+back, for a bounded time, rather than sent away to try again: who has committed can begin the next transaction at once.
+A request held too long gets Kafka's answer, CONCURRENT_TRANSACTIONS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from moldau.coordination.transactions.events import (
 )
 from moldau.coordination.transactions.records import read_key, read_value, transaction_key, transaction_value
 from moldau.coordination.transactions.states import AT_REST, PREPARED, TransactionState
-from moldau.coordination.transactions.transaction import EPOCH_BUMP_VERSION, NO_PRODUCER_ID, Transaction
+from moldau.coordination.transactions.transaction import EPOCH_BUMP_VERSION, Transaction
 from moldau.kernel import ErrorCode, KafkaError, ProducerIdAndEpoch
 
 HELD_MS_MAX = 1_000
@@ -45,8 +45,6 @@ DUE_PER_STEP_MAX = 200
 class _Held(NamedTuple):
     event: Any
     until_ms: int
-    # The request whose decision is being carried out: held too long, it is told that it is decided.
-    is_decided: bool
 
 
 class TransactionMachine:
@@ -148,7 +146,8 @@ class TransactionMachine:
 
     def _add_partitions(self, event: AddPartitions, step: Step) -> None:
         transaction = self._require(event.transactional_id)
-        rules.check_producer(transaction, event.producer)
+        if not self._goes_on(transaction, event.producer):
+            rules.check_producer(transaction, event.producer)
         if transaction.state in PREPARED:
             self._hold(event, step)
             return
@@ -164,14 +163,22 @@ class TransactionMachine:
 
     def _end(self, event: EndTransaction, step: Step) -> None:
         transaction = self._require(event.transactional_id)
+        if event.client_version >= EPOCH_BUMP_VERSION and self._goes_on(transaction, event.producer):
+            self._hold(event, step)
+            return
         decided = rules.end(transaction, event, self._ids, step.wall_ms)
         if decided is not None:
+            # Ahead of the order: the answer is on its way while the markers are written.
+            step.answer(event.token, decided.following)
             self._decide(decided, step)
-            self._hold(event, step, is_decided=True)
         elif transaction.state in PREPARED:
             self._hold(event, step)
         else:
-            step.answer(event.token, _next_producer(transaction))
+            step.answer(event.token, transaction.following)
+
+    def _goes_on(self, transaction: Transaction, producer: ProducerIdAndEpoch) -> bool:
+        """The producer was told the outcome and goes on; the markers are still being written."""
+        return transaction.state in PREPARED and producer == transaction.following
 
     def _describe(self, event: DescribeTransaction, step: Step) -> None:
         transaction = self.transactions.get(event.transactional_id)
@@ -235,10 +242,7 @@ class TransactionMachine:
         transaction = transaction.completed(step.wall_ms)
         self._put(transaction, step)
         for held in self._take_held(event.transactional_id):
-            if held.is_decided:
-                step.answer(held.event.token, _next_producer(transaction))
-            else:
-                self._try_again(held.event, step)
+            self._try_again(held.event, step)
 
     def _abort_from_outside(self, transaction: Transaction, cause: str, step: Step) -> None:
         decided = rules.abort_from_outside(transaction, self._settings.transaction_version, self._ids, step.wall_ms)
@@ -250,12 +254,12 @@ class TransactionMachine:
 
     # -- requests that wait for the markers ----------------------------------------------------------------------------
 
-    def _hold(self, event: Any, step: Step, *, is_decided: bool = False) -> None:
+    def _hold(self, event: Any, step: Step) -> None:
         held = self._held.setdefault(event.transactional_id, [])
-        if len(held) >= HELD_REQUESTS_MAX and not is_decided:
+        if len(held) >= HELD_REQUESTS_MAX:
             raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
         until_ms = step.now_ms + HELD_MS_MAX
-        held.append(_Held(event, until_ms, is_decided))
+        held.append(_Held(event, until_ms))
         if self._deadlines.get((HELD, event.transactional_id)) is None:
             self._deadlines.set((HELD, event.transactional_id), until_ms)
 
@@ -265,12 +269,10 @@ class TransactionMachine:
 
     def _give_up_held(self, transactional_id: str, step: Step) -> None:
         """In the order of their coming, so that a later batch of a producer never overtakes an earlier one."""
-        transaction = self.transactions[transactional_id]
         held = self._take_held(transactional_id)
         due = [each for each in held if each.until_ms <= step.now_ms]
         for each in due:
-            answer = _next_producer(transaction) if each.is_decided else KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
-            step.answer(each.event.token, answer)
+            step.answer(each.event.token, KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS))
         left = held[len(due) :]
         if left:
             self._held[transactional_id] = left
@@ -323,10 +325,3 @@ class TransactionMachine:
         for transaction in self.transactions.values():
             if transaction.state not in AT_REST:
                 yield transaction
-
-
-def _next_producer(transaction: Transaction) -> ProducerIdAndEpoch:
-    """With whom the next transaction begins, also while this one's markers are being written."""
-    if transaction.next_producer_id != NO_PRODUCER_ID:
-        return ProducerIdAndEpoch(transaction.next_producer_id, 0)
-    return ProducerIdAndEpoch(transaction.producer_id, transaction.epoch)

@@ -23,6 +23,8 @@ def check_expected(transaction: Transaction, expected: ProducerIdAndEpoch | None
     """A producer that goes on must be the one that we know, or one whose rotation's answer was lost (KIP-360)."""
     if expected is None or transaction.epoch == NO_EPOCH or expected.producer_id == transaction.producer_id:
         return
+    if transaction.state in PREPARED and expected == transaction.following:
+        return
     if expected.producer_id == transaction.previous_producer_id and is_exhausted(expected.epoch):
         return
     raise KafkaError(ErrorCode.PRODUCER_FENCED)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moldau.coordination.transactions.states import MAY_FOLLOW, TransactionState
-from moldau.kernel import TopicPartition
+from moldau.kernel import ProducerIdAndEpoch, TopicPartition
 
 NO_PRODUCER_ID, NO_EPOCH, NO_TIME = -1, -1, -1
 EPOCH_MAX = 2**15 - 1
@@ -103,3 +103,10 @@ class Transaction:
             partitions=frozenset(),
             updated_ms=now_ms,
         )
+
+    @property
+    def following(self) -> ProducerIdAndEpoch:
+        """With whom the next transaction begins, also while this one's markers are being written."""
+        if self.next_producer_id != NO_PRODUCER_ID:
+            return ProducerIdAndEpoch(self.next_producer_id, 0)
+        return ProducerIdAndEpoch(self.producer_id, self.epoch)

@@ -1,8 +1,8 @@
 """Fetched record batches to Arrow columns.
 
-A Python loop finds only where records begin; numpy reads all fields of thousands of records at once. Keys and values
-are gathered by one Arrow `take()` from an array whose elements are laid over the fetched buffer itself: the bytes of a
-plain batch are copied once, into the result.
+A Python loop finds only where records begin, and not even that where many have one size; numpy reads all fields of
+thousands of records at once. Keys and values are gathered by one Arrow `take()` from an array whose elements are laid
+over the fetched buffer itself: the bytes of a plain batch are copied once, into the result.
 
 Nothing read from the wire becomes an index or an allocation before it is checked: positions only grow, each stays
 inside its record, and counts are held against the bytes that must carry them.
@@ -24,8 +24,8 @@ from moldau.protocol.batches import (
     BatchHeader,
     CorruptBatchError,
     crc_is_valid,
-    read_varint,
 )
+from moldau.protocol.columnar.finder import RecordFinder
 from moldau.protocol.compression import DECOMPRESSED_BYTES_MAX, Compression, CompressionError, decompress
 from moldau.protocol.readable import readable_batches
 
@@ -183,25 +183,6 @@ def _inflate(header: BatchHeader, data: memoryview, bytes_max: int) -> memoryvie
         raise CorruptBatchError(f"batch at offset {header.base_offset}: {error}") from None
 
 
-def _ends_of_records(data: Buffer, position: int) -> Iterator[int]:
-    """Where each record ends; the reader says when to stop.
-
-    A negative size in one or two bytes is stepped over here and found by `_Reader`.
-    """
-    while True:
-        byte = data[position]
-        if byte < 0x80:
-            position += 1 + (byte >> 1)
-        elif (second := data[position + 1]) < 0x80:
-            position += 2 + (((byte & 0x7F) | second << 7) >> 1)
-        else:
-            size, position = read_varint(data, position)
-            if size < 0:
-                raise CorruptBatchError(f"record claims {size} bytes")
-            position += size
-        yield position
-
-
 # -- columns -----------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +200,7 @@ class _Reader:
         spans: list[_Span] = []
         row_count = 0
         root, origin = _rooted(data)
+        view = np.frombuffer(root, np.uint8)
         try:
             for header, start, end in placed:
                 left = header.record_count
@@ -227,10 +209,10 @@ class _Reader:
                 if spans and end - spans[0].start > _INT32_MAX:
                     yield self._piece(data, spans)
                     spans, row_count = [], 0
-                find = _ends_of_records(root, origin + start)
+                finder = RecordFinder(root, view, origin + start)
                 while left:
                     count = min(left, PIECE_ROWS_MAX - row_count)
-                    ends = np.fromiter(find, np.int64, count) - origin
+                    ends = finder.take(count) - origin
                     if ends[-1] > end:
                         raise CorruptBatchError(f"records claim {ends[-1] - end} bytes more than their batch has")
                     spans.append(_Span(header, start, ends))

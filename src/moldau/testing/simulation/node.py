@@ -16,6 +16,7 @@ NEVER = 1 << 60
 SETTINGS = {
     "log.dirs": DIRECTORY,
     "moldau.http.listener": "",
+    "moldau.log.dir.reserve.bytes": "0",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "2",
 }

@@ -1,0 +1,392 @@
+"""`moldau topic export` and `moldau topic import`: a topic as files, and back, with nothing lost on the way.
+
+Keys, values, headers, timestamps and tombstones are kept as they are, bytes by bytes, and so is the partition.
+Offsets are in the files; an import gives new ones. Memory does not grow with the topic.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moldau.cli.errors import CommandError, usage
+from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Output, OutputFormat, Property
+
+if TYPE_CHECKING:
+    from moldau.cli.topic_files import TopicFile
+    from moldau.client import ClusterClient, Producer
+    from moldau.kernel import TopicPartition
+
+RECORDS_PER_FILE = 1_000_000
+ROWS_PER_PIECE = 1 << 15
+POLL_TIMEOUT_MS = 60_000
+PARTIAL_SUFFIX = ".partial"
+
+
+class FileFormat(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+
+
+def export(
+    name: Name,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the files go.", show_default=False)],
+    file_format: Annotated[FileFormat, typer.Option("--format", help="What to write.")] = FileFormat.JSONL,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="WHERE", help="An offset, or a time such as 2026-11-01T10:00 or 2h.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="WHERE", help="An offset or a time; what is there is not exported.")
+    ] = None,
+    partitions: Annotated[
+        list[int] | None, typer.Option("-p", "--partition", help="Only this partition; may be repeated.")
+    ] = None,
+    records_per_file: Annotated[int, typer.Option(min=1, help="How many offsets a file covers.")] = RECORDS_PER_FILE,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write files that are there already again.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    properties: Property = None,
+) -> None:
+    """Write a topic's committed records to files named by their offsets. Run it again to go on where it stopped."""
+    from moldau.cli.output import show_rows
+    from moldau.cli.remote import on_cluster
+
+    if file_format is FileFormat.PARQUET:
+        _require_arrow()
+
+    async def work(client: ClusterClient) -> list[dict[str, Any]]:
+        files = await _plan(client, name, partitions, start, until, records_per_file, file_format)
+        return await _export(client, bootstrap, to, files, set(files) if overwrite else _missing(to, files))
+
+    rows = on_cluster(bootstrap, properties, work)
+    show_rows(
+        output, {"PARTITION": "partition", "FILES": "files", "RECORDS": "records", "START": "start", "END": "end"}, rows
+    )
+
+
+def import_(
+    name: Name,
+    source: Annotated[str, typer.Option("--from", metavar="DIR", help="What an export wrote.", show_default=False)],
+    topic: Annotated[
+        str | None,
+        typer.Option("--exported-as", metavar="TOPIC", help="The topic's name in the files, if not the same."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also files that an earlier import finished.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    output: OutputFormat = Output.TABLE,
+    properties: Property = None,
+) -> None:
+    """Send what an export wrote to a topic that exists, each record to its partition and with its time.
+
+    Files that are done are noted in DIR/_imported-TOPIC: run it again after an interruption and it goes on with the
+    file in which it stopped, whose records may then be there twice.
+    """
+    from moldau.cli.output import show_rows
+    from moldau.cli.remote import on_cluster
+    from moldau.cli.topic_files import find_files
+
+    if not os.path.isdir(source):
+        raise CommandError(f"{source}: there is no such directory")
+    files = list(find_files(source, topic or name))
+    if not files:
+        raise CommandError(f"{source}: there is no topic={topic or name} with files of an export in it")
+    if any(file.format == FileFormat.PARQUET for file in files):
+        _require_arrow()
+    done = set() if again else _read_done(source, name)
+
+    async def work(client: ClusterClient) -> list[dict[str, Any]]:
+        return await _import(client, source, name, [file for file in files if file.path not in done])
+
+    show_rows(
+        output,
+        {"PARTITION": "partition", "FILES": "files", "RECORDS": "records"},
+        on_cluster(bootstrap, properties, work),
+    )
+
+
+def _require_arrow() -> None:
+    try:
+        import moldau.protocol.columnar  # noqa: F401
+    except ImportError:
+        raise CommandError(
+            "Parquet needs numpy and pyarrow: pip install 'moldau[arrow]', or use --format jsonl"
+        ) from None
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+async def _plan(
+    client: ClusterClient,
+    name: str,
+    chosen: list[int] | None,
+    start: str | None,
+    until: str | None,
+    records_per_file: int,
+    file_format: str,
+) -> list[TopicFile]:
+    from moldau.cli.topic import choose_partitions
+    from moldau.cli.topic_files import plan_files
+    from moldau.client import IsolationLevel, admin
+
+    where = await choose_partitions(client, name, chosen)
+    firsts = await admin.list_offsets(client, dict.fromkeys(where, admin.EARLIEST))
+    # What is in open transactions is not exported, so it is not waited for either.
+    lasts = await admin.list_offsets(
+        client, dict.fromkeys(where, admin.LATEST), isolation_level=IsolationLevel.READ_COMMITTED
+    )
+    begins = await _offsets_of(client, where, start, "--from")
+    stops = await _offsets_of(client, where, until, "--until")
+    files: list[TopicFile] = []
+    for one in where:
+        low, high = firsts[one].offset, lasts[one].offset
+        first = max(low, begins.get(one, low)) if begins.get(one, low) >= 0 else high
+        last = min(high, stops[one]) if stops.get(one, -1) >= 0 else high
+        files += plan_files(one, first, last, records_per_file, file_format)
+    return files
+
+
+async def _offsets_of(
+    client: ClusterClient, where: list[TopicPartition], text: str | None, option: str
+) -> dict[TopicPartition, int]:
+    """What an offset or a time means for each partition; -1 where nothing is so new."""
+    import time
+
+    from moldau.cli.options import parse_time
+    from moldau.client import admin
+
+    if text is None:
+        return {}
+    if text.isascii() and text.isdigit():
+        return dict.fromkeys(where, int(text))
+    if text.startswith("-"):
+        raise usage(f"{option} {text}: give an offset or a time")
+    at_ms = parse_time(text, int(time.time() * 1000))
+    found = await admin.list_offsets(client, dict.fromkeys(where, at_ms))
+    return {one: found[one].offset for one in where}
+
+
+def _missing(directory: str, files: list[TopicFile]) -> set[TopicFile]:
+    return {file for file in files if not os.path.exists(f"{directory}/{file.path}")}
+
+
+async def _export(
+    client: ClusterClient, bootstrap: str, to: str, files: list[TopicFile], missing: set[TopicFile]
+) -> list[dict[str, Any]]:
+    import asyncio
+
+    from moldau.cli.output import Progress
+    from moldau.cli.topic_files import remove_parts
+
+    rows: dict[int, dict[str, Any]] = {}
+    done = 0
+    with Progress("exporting", sum(file.end - file.start for file in files)) as progress:
+        for file in files:
+            path = f"{to}/{file.path}"
+            row = rows.setdefault(
+                file.where.partition,
+                {"partition": file.where.partition, "files": 0, "records": 0, "start": file.start, "end": file.end},
+            )
+            if file in missing:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                if file.format == FileFormat.PARQUET:
+                    count = await asyncio.to_thread(_write_parquet, bootstrap, path + PARTIAL_SUFFIX, file)
+                else:
+                    count = await _write_jsonl(client, path + PARTIAL_SUFFIX, file)
+                os.replace(path + PARTIAL_SUFFIX, path)
+                remove_parts(to, file)
+                row["files"] += 1
+                row["records"] += count
+            row["end"] = file.end
+            done += file.end - file.start
+            progress.update(done, file.path)
+    return list(rows.values())
+
+
+def _write_parquet(bootstrap: str, path: str, file: TopicFile) -> int:
+    import pyarrow.parquet as pq
+
+    from moldau.client import IsolationLevel
+    from moldau.spark.clients import ClientTimes
+    from moldau.spark.offsets import OffsetRange
+    from moldau.spark.range_reader import ReadSettings, read_ranges, schema_of_topic
+
+    settings = ReadSettings(
+        bootstrap=bootstrap,
+        times=ClientTimes(client_id="moldau-export"),
+        isolation=IsolationLevel.READ_COMMITTED,
+        fetch_bytes_max=50 << 20,
+        fetch_wait_ms_max=500,
+        fetch_bytes_min=1,
+        poll_timeout_ms=POLL_TIMEOUT_MS,
+        fail_on_data_loss=True,
+        with_headers=True,
+        topic_ids={},
+    )
+    # Topic and partition are in the path, where readers find them.
+    columns = [name for name in schema_of_topic(with_headers=True).names if name not in ("topic", "partition")]
+    schema = schema_of_topic(with_headers=True)
+    for name in ("topic", "partition"):
+        schema = schema.remove(schema.get_field_index(name))
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for piece in read_ranges([OffsetRange(file.where, file.start, file.end)], settings):
+            writer.write_batch(piece.select(columns))
+            count += piece.num_rows
+    _sync(path)
+    return count
+
+
+async def _write_jsonl(client: ClusterClient, path: str, file: TopicFile) -> int:
+    from moldau.cli.record_lines import record_line
+    from moldau.client import IsolationLevel, PartitionReader
+
+    count = 0
+    with open(path, "w", encoding="utf-8", newline="\n") as out:
+        async with PartitionReader(
+            client,
+            {file.where: file.start},
+            stop={file.where: file.end},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+        ) as reader:
+            async for records in reader:
+                out.writelines(record_line(record) + "\n" for record in records)
+                count += len(records)
+    _sync(path)
+    return count
+
+
+def _sync(path: str) -> None:
+    """A file that has its name is complete, also after a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# -- import ------------------------------------------------------------------------------------------------------------
+
+
+def _done_path(directory: str, topic: str) -> str:
+    # Spark and others look at no file whose name begins so.
+    return f"{directory}/_imported-{topic}"
+
+
+def _read_done(directory: str, topic: str) -> set[str]:
+    try:
+        with open(_done_path(directory, topic), encoding="utf-8") as file:
+            return set(file.read().split("\n"))
+    except FileNotFoundError:
+        return set()
+
+
+async def _import(client: ClusterClient, source: str, name: str, files: list[TopicFile]) -> list[dict[str, Any]]:
+    from moldau.cli.output import Progress
+    from moldau.cli.remote import find_topic
+    from moldau.client import Producer
+
+    count = len((await find_topic(client, name)).partitions)
+    needed = max((file.where.partition for file in files), default=-1) + 1
+    if needed > count:
+        raise CommandError(f"topic {name!r} has {count} partitions, the files have {needed}; alter it first")
+    rows: dict[int, dict[str, Any]] = {}
+    done = 0
+    with Progress("importing", sum(file.end - file.start for file in files)) as progress:
+        async with Producer(client, {"linger.ms": 5}) as producer:
+            for file in files:
+                sender = _Sender(producer, name, file.where.partition)
+                send = sender.send_parquet if file.format == FileFormat.PARQUET else sender.send_jsonl
+                sent = await _send_whole(send, sender, f"{source}/{file.path}")
+                with open(_done_path(source, name), "a", encoding="utf-8") as note:
+                    note.write(f"{file.path}\n")
+                row = rows.setdefault(
+                    file.where.partition, {"partition": file.where.partition, "files": 0, "records": 0}
+                )
+                row["files"] += 1
+                row["records"] += sent
+                done += file.end - file.start
+                progress.update(done, file.path)
+    return list(rows.values())
+
+
+async def _send_whole(send: Callable[[str], Awaitable[int]], sender: _Sender, path: str) -> int:
+    count = await send(path)
+    await sender.finish()
+    return count
+
+
+class _Sender:
+    """Sends a file's records to one partition."""
+
+    def __init__(self, producer: Producer, topic: str, partition: int) -> None:
+        self._producer, self._topic, self._partition = producer, topic, partition
+        self._failure: Exception | None = None
+
+    def _on_delivery(self, _metadata: Any, error: Exception | None) -> None:
+        if error is not None and self._failure is None:
+            self._failure = error
+
+    async def finish(self) -> None:
+        await self._producer.flush()
+        if self._failure is not None:
+            raise self._failure
+
+    async def send_jsonl(self, path: str) -> int:
+        count = 0
+        for number, line in enumerate(_lines(path), 1):
+            from moldau.cli.record_lines import LineError, parse_record_line
+
+            try:
+                record = parse_record_line(line)
+            except LineError as error:
+                raise CommandError(f"{path}: line {number} {error}") from None
+            await self._producer.send(
+                self._topic,
+                record.value,
+                record.key,
+                record.headers,
+                self._partition,
+                record.timestamp_ms,
+                self._on_delivery,
+            )
+            count += 1
+        return count
+
+    async def send_parquet(self, path: str) -> int:
+        import pyarrow.parquet as pq
+
+        from moldau.protocol.batches import HEADER_BYTES
+        from moldau.protocol.columnar import encode_batches
+
+        settings = self._producer.settings
+        bytes_max = max(min(settings.batch_size, settings.max_request_size), HEADER_BYTES + 1)
+        count = 0
+        with pq.ParquetFile(path) as file:
+            for piece in file.iter_batches(ROWS_PER_PIECE):
+                for batch in encode_batches(
+                    piece["key"],
+                    piece["value"],
+                    timestamp=piece["timestamp"],
+                    headers=piece["headers"],
+                    bytes_max=bytes_max,
+                    compression=settings.compression_type,
+                    compression_level=settings.compression_level,
+                ):
+                    await self._producer.send_encoded(self._topic, self._partition, batch, self._on_delivery)
+                count += piece.num_rows
+        return count
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        for line in file:
+            if line.strip():
+                yield line
