@@ -142,6 +142,11 @@ def test_each_fault_leaves_every_number_there_once(pipeline: Pipeline) -> None:
     assert len({epoch for epoch, _ in flaky.notes()}) == 1 + len(TASK_FAULTS)
     pipeline.check_output()
 
+    # The last attempt allowed fails: the query ends with the task's own words.
+    (pipeline.directory / "failed").touch()
+    with pytest.raises(StreamingQueryException, match="TaskFailed: RuntimeError: failed after it had produced"):
+        pipeline.run(ExactlyOnceBatches(replace(options, batch_attempts=1), flaky), batches=1, rows=rows)
+
     # The driver is gone before Spark heard of the commit: the batch comes again and is skipped.
     sink = ExactlyOnceBatches(options)
 

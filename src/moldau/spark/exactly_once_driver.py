@@ -46,6 +46,10 @@ logger = logging.getLogger(__name__)
 _FAULTS = (KafkaError, ConnectionFailed, RequestTimedOut, TransactionTimedOut)
 
 
+class TaskFailed(RuntimeError):
+    """A task could not write its rows: the transaction is aborted and the batch done again."""
+
+
 class WrittenWrong(RuntimeError):
     """What the logs hold is not what the tasks reported: the transaction is aborted and the batch done again."""
 
@@ -159,6 +163,9 @@ class Transactor:
         for one in written:
             if one.refusal is not None:
                 raise ExactlyOnceRefused(one.refusal)
+        for one in written:
+            if one.failure is not None:
+                raise TaskFailed(one.failure)
         counts = check_written([one.record_counts for one in written])
         offsets = self._call(self._offsets_to_store(batch, counts))
         if not offsets:

@@ -6,6 +6,7 @@ would otherwise make many small record batches.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from moldau.spark import clients
 from moldau.spark.exactly_once import several_tasks
 from moldau.spark.sink_columns import HEADERS, KEY, NULL_TOPIC, PARTITION, TOPIC, VALUE, SinkSchemaError
 from moldau.spark.sink_options import SinkOptions
+
+logger = logging.getLogger(__name__)
 
 GATHERED_BYTES_MAX = 8 << 20
 # Rows that no broker will take, however often they are sent.
@@ -44,6 +47,7 @@ class Written(WriterCommitMessage):
     membership: Membership | None = None
     stage_id: int = -1
     refusal: str | None = None  # why the rows cannot be written, however often they are tried
+    failure: str | None = None  # what went wrong, for the driver to do the batch again
 
 
 def write_rows(options: SinkOptions, batches: Iterable[Any], membership: Membership | None = None) -> Written:
@@ -101,9 +105,9 @@ def write_or_refuse(
     *,
     is_only_writer: bool = False,
 ) -> Written:
-    """As `write_rows`, but what no attempt can change is told to the driver as an answer: of a task that raises Spark
-    makes another attempt, and the last one's words would be all that is heard. For whoever is its partitions' only
-    writer a gap in the sequences is a broker's failure, and the batch is done again."""
+    """As `write_rows`, but what goes wrong is told to the driver as an answer: Spark gives a task that raises another
+    attempt, which may not write, and its words would be all that is heard. For whoever is its partitions' only writer
+    a gap in the sequences is a broker's failure, and the batch is done again."""
     try:
         return write(options, batches, membership)
     except SinkSchemaError as error:
@@ -112,9 +116,16 @@ def write_or_refuse(
         if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not is_only_writer:
             # Sequences of this task begin at 0: another one's are there already.
             return Written(membership=membership, refusal=several_tasks(str(error)))
-        if error.code not in REFUSALS:
-            raise
-        return Written(membership=membership, refusal=str(error))
+        if error.code in REFUSALS:
+            return Written(membership=membership, refusal=str(error))
+        return _failed(membership, error)
+    except Exception as error:
+        return _failed(membership, error)
+
+
+def _failed(membership: Membership, error: Exception) -> Written:
+    logger.warning("task_failed transactional_id=%s", membership.transactional_id, exc_info=error)
+    return Written(membership=membership, failure=f"{type(error).__name__}: {error}")
 
 
 def column_of(rows: Any, name: str) -> Any:
