@@ -155,7 +155,7 @@ def test_each_fault_leaves_every_number_there_once(pipeline: Pipeline) -> None:
         raise RuntimeError("the driver died")
 
     with pytest.raises(StreamingQueryException, match="the driver died"):
-        pipeline.run(dies_after_commit, batches=1)
+        pipeline.run(dies_after_commit, batches=0)
     pipeline.check_output()
 
     # It is gone in the middle of a transaction: the next one aborts it.
