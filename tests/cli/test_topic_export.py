@@ -85,7 +85,7 @@ def test_a_topic_that_is_exported_and_imported_is_the_same(filled: Any, tmp_path
 
 def test_ranges_of_offsets_and_times(filled: Any, tmp_path: Path) -> None:
     _, moldau, _ = filled
-    base = ("topic", "export", "t", "--to", str(tmp_path), "-o", "json", "-p", "0")
+    base = ("topic", "export", "t", "--to", str(tmp_path), "-o", "json", "--partitions", "0")
     (row,) = moldau(*base, "--from", "5", "--until", "9").json
     assert (row["start"], row["end"], row["records"]) == (5, 9, 4)
     (row,) = moldau(*base, "--from", "5").json
@@ -95,6 +95,8 @@ def test_ranges_of_offsets_and_times(filled: Any, tmp_path: Path) -> None:
     assert row["start"] == 19
     assert moldau(*base, "--from", "2100-01-01T00:00").json == []
     assert "no partition 9" in moldau(*base[:-1], "9", code=3).err
+    assert [row["partition"] for row in moldau(*base[:-1], "0,2", "--overwrite").json] == [0, 2]
+    assert "--partitions all" in moldau(*base[:-1], "all", code=2).err
 
 
 def test_parquet_without_arrow_says_what_to_install(

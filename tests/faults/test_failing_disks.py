@@ -13,6 +13,7 @@ import pytest
 
 from moldau.kernel import ErrorCode
 from moldau.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
+from moldau.protocol.messages.metadata import MetadataRequest
 from moldau.storage.reserve import RESERVE_FILE
 from moldau.testing import Broker, BrokerProcess
 from tests.broker.test_produce_and_fetch import batch_of, create, fetch, fetched, produce
@@ -171,6 +172,9 @@ class Pair:
         assert values_of(self.wire, kept, 0, 2) == [b"first", b"second"]
         answer: Any = self.wire.ask(DescribeLogDirsRequest(topics=None), 4)
         codes = {each.log_dir: ErrorCode(each.error_code) for each in answer.results}
+        asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in (lost, kept)]
+        known: Any = self.wire.ask(MetadataRequest(topics=asked), 9)
+        assert [(each.name, each.partitions[0].offline_replicas) for each in known.topics] == [(lost, [1]), (kept, [])]
         assert codes == {
             str(self.paths[failed]): ErrorCode.KAFKA_STORAGE_ERROR,
             str(self.paths[1 - failed]): ErrorCode.NONE,
@@ -201,6 +205,18 @@ def test_an_error_of_one_disk_costs_its_partitions_only(tmp_path: Path, call: st
         wire = Wire(broker.bootstrap)
         assert values_of(wire, pair.topics[0], 0, 2) == [b"first", b"second"]
         assert values_of(wire, pair.topics[1], 0, 1)[0] == b"first", "what was synced is there after a restart"
+
+
+@needs_strace
+def test_a_disk_that_cannot_be_read_costs_its_partitions_only(tmp_path: Path) -> None:
+    settings, paths = two(tmp_path)
+    with BrokerProcess(settings) as broker:
+        pair = Pair(broker, paths)
+        with injected(broker.pid, "sendfile", "EIO", pair.segment(1)):
+            assert pair.wire.ask(fetch(pair.topics[1], 0), 11) == CLOSED, "the answer had begun already"
+        pair.wire = Wire(broker.bootstrap)
+        pair.check(failed=1)
+        assert f"log_directory_offline path={paths[1]} partitions=1 reason='reading failed" in broker.log
 
 
 @needs_strace

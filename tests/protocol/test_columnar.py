@@ -28,9 +28,10 @@ from moldau.protocol import (
     iterate_records,
     read_header,
     seal_batch,
+    vectors,
 )
 from moldau.protocol.batches import SEQUENCE_MAX, control_key, write_varint
-from moldau.protocol.columnar import decode, decode_fetched, encode_batches, finder, utc_timestamps
+from moldau.protocol.columnar import decode, decode_fetched, encode_batches, utc_timestamps
 from moldau.protocol.readable import readable_batches
 
 TIME = 1_700_000_000_000
@@ -272,8 +273,8 @@ def test_damaged_records_are_refused_or_read_as_the_plain_loop_reads_them(data: 
         expected = None
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(finder, "RUN_ROWS_MIN", data.draw(st.sampled_from([1, 2, 100])))
-            patch.setattr(finder, "LOOP_ROWS_MIN", 1)
+            patch.setattr(vectors, "RUN_ROWS_MIN", data.draw(st.sampled_from([1, 2, 100])))
+            patch.setattr(vectors, "LOOP_ROWS_MIN", 1)
             decoded = rows_of(decode_fetched(log, -(2**63), 2**63 - 1, with_headers=True))
     except CorruptBatchError:
         assert expected is None or not fits_int64(expected) or count < 0

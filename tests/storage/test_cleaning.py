@@ -327,7 +327,7 @@ def test_a_compacted_log_holds_the_last_value_of_every_key_in_order_and_nothing_
         run.do(*each)
 
 
-@settings(max_examples=200)
+@settings(max_examples=600)
 @given(st.lists(step, min_size=3, max_size=20), st.integers(0, 60), st.integers(0, 2**32))
 def test_a_power_loss_at_any_step_of_a_cleaning_loses_nothing(steps: list[Any], after: int, seed: int) -> None:
     run = Run(seed)

@@ -14,6 +14,7 @@ Knows nothing of Kafka's requests beyond the frame; `dispatch.py` does.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -341,7 +342,11 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             self._writing = True
             self._listener.loop.add_writer(self.fd, self._on_writable)
-        except OSError:
+        except OSError as error:
+            part = out[0]
+            # A socket has other errors than this one: it is the file's.
+            if error.errno == errno.EIO and isinstance(part, LogSlice) and part.on_read_error is not None:
+                part.on_read_error(error)
             self.close()
 
     def _send_slice(self, part: LogSlice) -> int:

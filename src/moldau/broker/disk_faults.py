@@ -5,13 +5,14 @@ reserve itself is spent, all logs of the directory are held: they refuse appends
 is refused, and every housekeeping, looks whether there is room again; then the reserve is filled first, and the logs
 go on.
 
-Failed (any other error of a write, any error of a sync): nothing that the disk says is believed any more, and nothing
-is tried again. The directory is out of service until the next start; its partitions answer KAFKA_STORAGE_ERROR, those
-of other directories go on. After the last directory the process ends.
+Failed (any other error of a write, any error of a sync, EIO from a read): nothing that the disk says is believed any
+more, and nothing is tried again. The directory is out of service until the next start; its partitions answer
+KAFKA_STORAGE_ERROR, those of other directories go on. After the last directory the process ends.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,15 @@ class DiskFaults:
         """Something of the directory itself could not be written, such as a checkpoint."""
         if not is_passing(error):
             self.take_offline(directory, str(error))
+
+    def note_read_error(self, partition: Partition, error: OSError) -> None:
+        """Only EIO is the disk's word; a file that is missing, or a lack of descriptors, costs the one answer."""
+        if error.errno != errno.EIO:
+            return
+        path = partition.log.directory.rpartition("/")[0]
+        directory = next((each for each in self._replicas.directories if each.path == path), None)
+        if directory is not None:
+            self._soon(lambda: self.take_offline(directory, f"reading failed: {error}"))
 
     def take_offline(self, directory: LogDirectory, reason: str) -> None:
         if self._replicas.is_offline(directory):

@@ -253,7 +253,15 @@ class Partition:
         return self.last_stable_offset if isolation_level == READ_COMMITTED else self.high_watermark
 
     def read(self, offset: int, bytes_max: int, isolation_level: int, *, at_least_one: bool) -> LogSlice | None:
-        return self.log.read(offset, bytes_max, offset_max=self.visible_end(isolation_level), at_least_one=at_least_one)
+        end = self.visible_end(isolation_level)
+        piece = self.log.read(offset, bytes_max, offset_max=end, at_least_one=at_least_one)
+        if piece is not None:
+            piece.on_read_error = self.note_read_error
+        return piece
+
+    def note_read_error(self, error: OSError) -> None:
+        """What was to be read could not be: perhaps the disk failed."""
+        self._replicas.disk_faults.note_read_error(self, error)
 
     # -- durability ----------------------------------------------------------------------------------------------------
 

@@ -136,6 +136,14 @@ class Replicas:
         """Whether our replica of the partition is in no state to serve."""
         return TopicPartition(topic, index) in self._unopened
 
+    def offline_of(self, topic: str, index: int, assigned: PartitionImage, alive: set[int]) -> list[int]:
+        """The replicas of a partition that nobody can reach: of brokers that are gone, or ours on a failed disk."""
+        return [
+            replica
+            for replica in assigned.replicas
+            if replica not in alive or (replica == self._node_id and self.has_offline(topic, index))
+        ]
+
     def why_offline(self, topic: str, index: int) -> str:
         home = self._unopened[TopicPartition(topic, index)]
         if home.directory_id is not None and home.directory_id in self._offline:

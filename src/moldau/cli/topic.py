@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moldau.cli import topic_export
+from moldau.cli import topic_export, topic_import
 from moldau.cli.errors import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, CommandError, usage
 from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Output, OutputFormat, Property, Yes, parse_pairs
 
@@ -18,7 +18,7 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="List, create, describe, alter, delete, trim, export topics."
 )
 app.command()(topic_export.export)
-app.command("import")(topic_export.import_)
+app.command("import")(topic_import.import_)
 
 # How many partitions one DeleteRecords request names: small enough for a bar that moves.
 TRIMMED_AT_ONCE = 32

@@ -1,35 +1,28 @@
-"""`moldau topic export` and `moldau topic import`: a topic as files, and back, with nothing lost on the way.
+"""`moldau topic export`: a topic as files, with nothing lost on the way; `topic_import` brings them back.
 
-Keys, values, headers, timestamps and tombstones are kept as they are, bytes by bytes, and so is the partition.
-Offsets are in the files; an import gives new ones. Memory does not grow with the topic.
+Keys, values, headers, timestamps and tombstones are kept as they are, byte by byte. Memory does not grow with the
+topic.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moldau.cli.errors import CommandError, usage
+from moldau.cli.errors import usage
 from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Output, OutputFormat, Property
+from moldau.cli.topic_files import FileFormat, require_arrow
 
 if TYPE_CHECKING:
     from moldau.cli.topic_files import TopicFile
-    from moldau.client import ClusterClient, Producer
+    from moldau.client import ClusterClient
     from moldau.kernel import TopicPartition
 
 RECORDS_PER_FILE = 1_000_000
-ROWS_PER_PIECE = 1 << 15
 POLL_TIMEOUT_MS = 60_000
 PARTIAL_SUFFIX = ".partial"
-
-
-class FileFormat(StrEnum):
-    PARQUET = "parquet"
-    JSONL = "jsonl"
 
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
@@ -43,10 +36,11 @@ def export(
         str | None, typer.Option("--from", metavar="WHERE", help="An offset, or a time such as 2026-11-01T10:00 or 2h.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="WHERE", help="An offset or a time; what is there is not exported.")
+        str | None, typer.Option("--until", metavar="WHERE", help="Up to this offset or time, which is not exported.")
     ] = None,
     partitions: Annotated[
-        list[int] | None, typer.Option("-p", "--partition", help="Only this partition; may be repeated.")
+        list[str] | None,
+        typer.Option("-p", "--partitions", "--partition", metavar="N,...", help="Only these, as 0,2; may be repeated."),
     ] = None,
     records_per_file: Annotated[int, typer.Option(min=1, help="How many offsets a file covers.")] = RECORDS_PER_FILE,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write files that are there already again.")] = False,
@@ -59,10 +53,11 @@ def export(
     from moldau.cli.remote import on_cluster
 
     if file_format is FileFormat.PARQUET:
-        _require_arrow()
+        require_arrow()
+    chosen = _numbers(partitions or [])
 
     async def work(client: ClusterClient) -> list[dict[str, Any]]:
-        files = await _plan(client, name, partitions, start, until, records_per_file, file_format)
+        files = await _plan(client, name, chosen, start, until, records_per_file, file_format)
         return await _export(client, bootstrap, to, files, set(files) if overwrite else _missing(to, files))
 
     rows = on_cluster(bootstrap, properties, work)
@@ -71,62 +66,18 @@ def export(
     )
 
 
-def import_(
-    name: Name,
-    source: Annotated[str, typer.Option("--from", metavar="DIR", help="What an export wrote.", show_default=False)],
-    topic: Annotated[
-        str | None,
-        typer.Option("--exported-as", metavar="TOPIC", help="The topic's name in the files, if not the same."),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also files that an earlier import finished.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    output: OutputFormat = Output.TABLE,
-    properties: Property = None,
-) -> None:
-    """Send what an export wrote to a topic that exists, each record to its partition and with its time.
-
-    Files that are done are noted in DIR/_imported-TOPIC: run it again after an interruption and it goes on with the
-    file in which it stopped, whose records may then be there twice.
-    """
-    from moldau.cli.output import show_rows
-    from moldau.cli.remote import on_cluster
-    from moldau.cli.topic_files import find_files
-
-    if not os.path.isdir(source):
-        raise CommandError(f"{source}: there is no such directory")
-    files = list(find_files(source, topic or name))
-    if not files:
-        raise CommandError(f"{source}: there is no topic={topic or name} with files of an export in it")
-    if any(file.format == FileFormat.PARQUET for file in files):
-        _require_arrow()
-    done = set() if again else _read_done(source, name)
-
-    async def work(client: ClusterClient) -> list[dict[str, Any]]:
-        return await _import(client, source, name, [file for file in files if file.path not in done])
-
-    show_rows(
-        output,
-        {"PARTITION": "partition", "FILES": "files", "RECORDS": "records"},
-        on_cluster(bootstrap, properties, work),
-    )
-
-
-def _require_arrow() -> None:
-    try:
-        import moldau.protocol.columnar  # noqa: F401
-    except ImportError:
-        raise CommandError(
-            "Parquet needs numpy and pyarrow: pip install 'moldau[arrow]', or use --format jsonl"
-        ) from None
-
-
-# -- export ------------------------------------------------------------------------------------------------------------
+def _numbers(texts: list[str]) -> list[int]:
+    numbers = [number.strip() for text in texts for number in text.split(",")]
+    for number in numbers:
+        if not (number.isascii() and number.isdigit()):
+            raise usage(f"--partitions {number}: give numbers, as 0,2")
+    return [int(number) for number in numbers]
 
 
 async def _plan(
     client: ClusterClient,
     name: str,
-    chosen: list[int] | None,
+    chosen: list[int],
     start: str | None,
     until: str | None,
     records_per_file: int,
@@ -270,123 +221,3 @@ def _sync(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-# -- import ------------------------------------------------------------------------------------------------------------
-
-
-def _done_path(directory: str, topic: str) -> str:
-    # Spark and others look at no file whose name begins so.
-    return f"{directory}/_imported-{topic}"
-
-
-def _read_done(directory: str, topic: str) -> set[str]:
-    try:
-        with open(_done_path(directory, topic), encoding="utf-8") as file:
-            return set(file.read().split("\n"))
-    except FileNotFoundError:
-        return set()
-
-
-async def _import(client: ClusterClient, source: str, name: str, files: list[TopicFile]) -> list[dict[str, Any]]:
-    from moldau.cli.output import Progress
-    from moldau.cli.remote import find_topic
-    from moldau.client import Producer
-
-    count = len((await find_topic(client, name)).partitions)
-    needed = max((file.where.partition for file in files), default=-1) + 1
-    if needed > count:
-        raise CommandError(f"topic {name!r} has {count} partitions, the files have {needed}; alter it first")
-    rows: dict[int, dict[str, Any]] = {}
-    done = 0
-    with Progress("importing", sum(file.end - file.start for file in files)) as progress:
-        async with Producer(client, {"linger.ms": 5}) as producer:
-            for file in files:
-                sender = _Sender(producer, name, file.where.partition)
-                send = sender.send_parquet if file.format == FileFormat.PARQUET else sender.send_jsonl
-                sent = await _send_whole(send, sender, f"{source}/{file.path}")
-                with open(_done_path(source, name), "a", encoding="utf-8") as note:
-                    note.write(f"{file.path}\n")
-                row = rows.setdefault(
-                    file.where.partition, {"partition": file.where.partition, "files": 0, "records": 0}
-                )
-                row["files"] += 1
-                row["records"] += sent
-                done += file.end - file.start
-                progress.update(done, file.path)
-    return list(rows.values())
-
-
-async def _send_whole(send: Callable[[str], Awaitable[int]], sender: _Sender, path: str) -> int:
-    count = await send(path)
-    await sender.finish()
-    return count
-
-
-class _Sender:
-    """Sends a file's records to one partition."""
-
-    def __init__(self, producer: Producer, topic: str, partition: int) -> None:
-        self._producer, self._topic, self._partition = producer, topic, partition
-        self._failure: Exception | None = None
-
-    def _on_delivery(self, _metadata: Any, error: Exception | None) -> None:
-        if error is not None and self._failure is None:
-            self._failure = error
-
-    async def finish(self) -> None:
-        await self._producer.flush()
-        if self._failure is not None:
-            raise self._failure
-
-    async def send_jsonl(self, path: str) -> int:
-        count = 0
-        for number, line in enumerate(_lines(path), 1):
-            from moldau.cli.record_lines import LineError, parse_record_line
-
-            try:
-                record = parse_record_line(line)
-            except LineError as error:
-                raise CommandError(f"{path}: line {number} {error}") from None
-            await self._producer.send(
-                self._topic,
-                record.value,
-                record.key,
-                record.headers,
-                self._partition,
-                record.timestamp_ms,
-                self._on_delivery,
-            )
-            count += 1
-        return count
-
-    async def send_parquet(self, path: str) -> int:
-        import pyarrow.parquet as pq
-
-        from moldau.protocol.batches import HEADER_BYTES
-        from moldau.protocol.columnar import encode_batches
-
-        settings = self._producer.settings
-        bytes_max = max(min(settings.batch_size, settings.max_request_size), HEADER_BYTES + 1)
-        count = 0
-        with pq.ParquetFile(path) as file:
-            for piece in file.iter_batches(ROWS_PER_PIECE):
-                for batch in encode_batches(
-                    piece["key"],
-                    piece["value"],
-                    timestamp=piece["timestamp"],
-                    headers=piece["headers"],
-                    bytes_max=bytes_max,
-                    compression=settings.compression_type,
-                    compression_level=settings.compression_level,
-                ):
-                    await self._producer.send_encoded(self._topic, self._partition, batch, self._on_delivery)
-                count += piece.num_rows
-        return count
-
-
-def _lines(path: str) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        for line in file:
-            if line.strip():
-                yield line

@@ -12,12 +12,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import NamedTuple
 
+from moldau.cli.errors import CommandError
 from moldau.kernel import TopicPartition
 
 _NAME = re.compile(r"offsets-(\d{20})-(\d{20})\.(parquet|jsonl)")
 _PARTITION = re.compile(r"partition=(\d+)")
+
+
+class FileFormat(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
 
 
 class TopicFile(NamedTuple):
@@ -69,3 +76,12 @@ def remove_parts(directory: str, file: TopicFile) -> None:
         is_part = other.where == file.where and file.start <= other.start and other.end <= file.end
         if is_part and other != file and other.format == file.format:
             os.unlink(f"{directory}/{other.path}")
+
+
+def require_arrow() -> None:
+    try:
+        import moldau.protocol.columnar  # noqa: F401
+    except ImportError:
+        raise CommandError(
+            "Parquet needs numpy and pyarrow: pip install 'moldau[arrow]', or use --format jsonl"
+        ) from None

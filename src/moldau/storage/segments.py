@@ -7,7 +7,7 @@ neither index nor header. Does not write, and does not know how far a reader may
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moldau.kernel import File
@@ -31,6 +31,8 @@ class LogSlice:
     size: int
     first_offset: int
     next_offset: int
+    # Told when the file does not give its bytes while they are sent, which is after the answer was made.
+    on_read_error: Callable[[OSError], None] | None = None
 
     def read(self) -> bytes:
         return self.file.read(self.position, self.size)

@@ -150,6 +150,9 @@ def _read_all(
         except OSError as error:
             # A segment that cannot be opened or read is its partition's trouble, not the whole fetch's.
             context.node.say(f"read_failed partition={key[0]!r}-{key[1]} reason={str(error)!r}")
+            unreadable = _find(key, context)
+            if unreadable is not None:
+                unreadable.note_read_error(error)
             each = Found(key, ErrorCode.KAFKA_STORAGE_ERROR)
         except KafkaError as refusal:
             partition = _find(key, context)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moldau.broker.dispatch import Context
-from moldau.cluster import INTERNAL_TOPICS, MetadataImage, TopicImage, topic_name_problem
+from moldau.cluster import INTERNAL_TOPICS, TopicImage, topic_name_problem
 from moldau.kernel import NO_LEADER, ZERO_UUID, ErrorCode
 from moldau.protocol.messages.create_topics import CreateTopicsRequest
 from moldau.protocol.messages.metadata import MetadataRequest, MetadataResponse
@@ -34,16 +34,16 @@ async def handle(request: MetadataRequest, context: Context) -> MetadataResponse
     node, version = context.node, context.version
     wanted = request.topics
     if wanted is None or (version == 0 and not wanted):
-        topics = [_topic(image, request, node.image) for _, image in sorted(node.image.topics.items())]
+        topics = [_topic(image, request, context) for _, image in sorted(node.image.topics.items())]
     elif not _is_named_well(wanted, version):
         return _refused(wanted, version)
     elif ids := dict.fromkeys(each.topic_id for each in wanted if each.topic_id != ZERO_UUID):
-        topics = [_topic_by_id(topic_id, request, node.image) for topic_id in ids]
+        topics = [_topic_by_id(topic_id, request, context) for topic_id in ids]
     else:
         names = list(dict.fromkeys(each.name for each in wanted if each.name is not None))
         if (version < 4 or request.allow_auto_topic_creation) and node.settings.auto_create_topics:
             await _create_missing(names, context)
-        topics = [_named_topic(name, request, node.image) for name in names]
+        topics = [_named_topic(name, request, context) for name in names]
     return MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(broker.node_id, endpoint.host, endpoint.port, broker.rack)
@@ -88,17 +88,17 @@ async def _create_missing(names: Sequence[str], context: Context) -> None:
         )
 
 
-def _topic_by_id(topic_id: bytes, request: MetadataRequest, image: MetadataImage) -> Topic:
-    topic = image.topic_by_id(topic_id)
+def _topic_by_id(topic_id: bytes, request: MetadataRequest, context: Context) -> Topic:
+    topic = context.node.image.topic_by_id(topic_id)
     if topic is None:
         return Topic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, topic_id=topic_id, name=None)
-    return _topic(topic, request, image)
+    return _topic(topic, request, context)
 
 
-def _named_topic(name: str, request: MetadataRequest, image: MetadataImage) -> Topic:
-    found = image.topics.get(name)
+def _named_topic(name: str, request: MetadataRequest, context: Context) -> Topic:
+    found = context.node.image.topics.get(name)
     if found is not None:
-        return _topic(found, request, image)
+        return _topic(found, request, context)
     invalid = topic_name_problem(name) is not None
     return Topic(
         error_code=ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -112,8 +112,8 @@ def _operations(request: MetadataRequest) -> int:
     return TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED_FOR
 
 
-def _topic(topic: TopicImage, request: MetadataRequest, image: MetadataImage) -> Topic:
-    alive = {broker.node_id for broker in image.alive_brokers}
+def _topic(topic: TopicImage, request: MetadataRequest, context: Context) -> Topic:
+    alive = {broker.node_id for broker in context.node.image.alive_brokers}
     partitions = [
         MetadataResponse.MetadataResponsePartition(
             error_code=ErrorCode.LEADER_NOT_AVAILABLE if partition.leader == NO_LEADER else ErrorCode.NONE,
@@ -122,7 +122,7 @@ def _topic(topic: TopicImage, request: MetadataRequest, image: MetadataImage) ->
             leader_epoch=partition.leader_epoch,
             replica_nodes=list(partition.replicas),
             isr_nodes=list(partition.isr),
-            offline_replicas=[replica for replica in partition.replicas if replica not in alive],
+            offline_replicas=context.node.replicas.offline_of(topic.name, index, partition, alive),
         )
         for index, partition in enumerate(topic.partitions)
     ]

@@ -47,7 +47,7 @@ async def handle(request: DescribeTopicPartitionsRequest, context: Context) -> D
             continue
         start = min(start, len(topic.partitions))
         stop = min(len(topic.partitions), start + left)
-        response.topics.append(_describe(topic, start, stop, alive))
+        response.topics.append(_describe(topic, start, stop, alive, context))
         left -= stop - start
         if stop < len(topic.partitions):
             response.next_cursor = Cursor(name, stop)
@@ -62,7 +62,7 @@ def _refused(request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitions
     )
 
 
-def _describe(topic: TopicImage, start: int, stop: int, alive: set[int]) -> Topic:
+def _describe(topic: TopicImage, start: int, stop: int, alive: set[int], context: Context) -> Topic:
     partitions = [
         DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(
             error_code=ErrorCode.LEADER_NOT_AVAILABLE if partition.leader == NO_LEADER else ErrorCode.NONE,
@@ -73,7 +73,7 @@ def _describe(topic: TopicImage, start: int, stop: int, alive: set[int]) -> Topi
             isr_nodes=list(partition.isr),
             eligible_leader_replicas=list(partition.elr),
             last_known_elr=list(partition.last_known_elr),
-            offline_replicas=[replica for replica in partition.replicas if replica not in alive],
+            offline_replicas=context.node.replicas.offline_of(topic.name, index, partition, alive),
         )
         for index, partition in enumerate(topic.partitions[start:stop], start)
     ]

@@ -25,9 +25,9 @@ from moldau.protocol.batches import (
     CorruptBatchError,
     crc_is_valid,
 )
-from moldau.protocol.columnar.finder import RecordFinder
 from moldau.protocol.compression import DECOMPRESSED_BYTES_MAX, Compression, CompressionError, decompress
 from moldau.protocol.readable import readable_batches
+from moldau.protocol.vectors import Bytes, Positions, RecordFinder, read_varints, skip_varints
 
 # Columns come in pieces of so many rows: few enough to stay in the processor's cache, enough to hide numpy's calls.
 PIECE_ROWS_MAX = 1 << 15
@@ -53,9 +53,6 @@ _SCHEMA = pa.schema(
     ]
 )
 _SCHEMA_WITH_HEADERS = _SCHEMA.append(pa.field("headers", HEADERS_TYPE))
-
-Positions = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 
 class FetchedColumns(NamedTuple):
@@ -240,17 +237,17 @@ class _Reader:
 
         if np.any(view[begins] & 1):
             raise CorruptBatchError("record claims a negative size")
-        at = _skip_varints(view, begins)
+        at = skip_varints(view, begins)
         at += 1  # attributes: unused by the protocol
-        timestamp, at = _read_varints(view, at)
-        offset, at = _read_varints(view, at)
-        key_size, key_at = _read_varints(view, at)
+        timestamp, at = read_varints(view, at)
+        offset, at = read_varints(view, at)
+        key_size, key_at = read_varints(view, at)
         _check_fit(key_size, key_at, ends, "key")
         key_end = key_at + np.maximum(key_size, 0)
-        value_size, value_at = _read_varints(view, key_end)
+        value_size, value_at = read_varints(view, key_end)
         _check_fit(value_size, value_at, ends, "value")
         value_end = value_at + np.maximum(value_size, 0)
-        header_count, at = _read_varints(view, value_end)
+        header_count, at = read_varints(view, value_end)
         left = ends - at
         if np.any((header_count < 0) | (header_count > left // RECORD_HEADER_BYTES_MIN)) or np.any(
             (header_count == 0) & (left != 0)
@@ -323,11 +320,11 @@ def _read_headers(view: Bytes, at: Positions, ends: Positions, counts: Positions
     rows = np.flatnonzero(counts)
     at, ends, counts, slots = at[rows], ends[rows], counts[rows], offsets[:-1][rows]
     while len(slots):
-        name_size, name_at = _read_varints(view, at)
+        name_size, name_at = read_varints(view, at)
         if np.any(name_size < 0):
             raise CorruptBatchError("record header without a name")
         _check_fit(name_size, name_at, ends, "header name")
-        value_size, value_at = _read_varints(view, name_at + name_size)
+        value_size, value_at = read_varints(view, name_at + name_size)
         _check_fit(value_size, value_at, ends, "header value")
         at = value_at + np.maximum(value_size, 0)
         spots[slots, 0], spots[slots, 1], spots[slots, 2], spots[slots, 3] = name_at, name_at + name_size, value_at, at
@@ -345,47 +342,3 @@ def _read_headers(view: Bytes, at: Positions, ends: Positions, counts: Positions
     values = _take(laid, elements + 2, is_null)
     pairs = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
     return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE)
-
-
-# -- varints -----------------------------------------------------------------------------------------------------------
-
-_VARINT_SHIFT_MAX = 63
-
-
-def _read_varints(view: Bytes, at: Positions) -> tuple[Positions, Positions]:
-    """The zigzag varint at each position, and the position after it. IndexError past the end of `view`."""
-    byte = view[at]
-    raw = byte.astype(np.uint64)
-    at = at + 1
-    more = byte >= 0x80
-    if more.any():
-        # Second bytes are many, so all are read and most often used. A position past the end is found by the caller:
-        # it is past the end of the record, too.
-        raw &= np.uint64(0x7F)
-        byte = view.take(at, mode="clip") * more
-        raw |= (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7)
-        at += more
-        shift = 14
-        rest = np.flatnonzero(byte >= 0x80)
-        while len(rest):
-            byte = view[at[rest]]
-            if shift == _VARINT_SHIFT_MAX and np.any(byte > 1):
-                raise CorruptBatchError("varint longer than 64 bits")
-            raw[rest] |= (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(shift)
-            at[rest] += 1
-            rest = rest[byte >= 0x80]
-            shift += 7
-    return (raw >> np.uint64(1)).view(np.int64) ^ -(raw & np.uint64(1)).view(np.int64), at
-
-
-def _skip_varints(view: Bytes, at: Positions) -> Positions:
-    """The position after each varint. Their lengths were checked before."""
-    more = view[at] >= 0x80
-    at = at + 1
-    at += more
-    rest = np.flatnonzero(more)
-    rest = rest[view[at[rest] - 1] >= 0x80]
-    while len(rest):
-        at[rest] += 1
-        rest = rest[view[at[rest] - 1] >= 0x80]
-    return at

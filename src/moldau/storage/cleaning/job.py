@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from moldau.kernel import Buffer, Disk, File
 from moldau.protocol.batches import BatchHeader, CorruptBatchError, crc_is_valid, iterate_batches, read_header
+from moldau.storage.cleaning.fields import ReadFields, reader_for
 from moldau.storage.cleaning.offset_map import OffsetMap
 from moldau.storage.cleaning.rules import LastOfProducer, Rules
 from moldau.storage.cleaning.transactions import MetTransactions
@@ -98,18 +99,26 @@ class RatedPace:
 
 def run(job: CleaningJob, disk: Disk, pace: Pace = no_pace) -> Iterator[CleanedGroup | Cleaned]:
     """Each group when it is written, last how far the log is clean. CorruptBatchError, OSError: it cannot be."""
-    latest = map_offsets(job, disk, pace)
+    read_fields = reader_for(sum(segment.size for segment in job.segments))
+    latest = map_offsets(job, disk, pace, read_fields)
     transactions = MetTransactions(job.aborted)
-    rules = Rules(latest, transactions, job.producers, now_ms=job.now_ms, delete_retention_ms=job.delete_retention_ms)
+    rules = Rules(
+        latest,
+        transactions,
+        job.producers,
+        now_ms=job.now_ms,
+        delete_retention_ms=job.delete_retention_ms,
+        read_fields=read_fields,
+    )
     below = [segment for segment in job.segments if segment.base_offset < latest.end_offset]
     for group in group_segments(below, job.segment_bytes, job.index_bytes, job.index_interval_bytes):
         yield _clean_group(job, disk, group, rules, transactions, pace)
     yield Cleaned(latest.end_offset)
 
 
-def map_offsets(job: CleaningJob, disk: Disk, pace: Pace) -> OffsetMap:
+def map_offsets(job: CleaningJob, disk: Disk, pace: Pace, read_fields: ReadFields | None = None) -> OffsetMap:
     """The last offset of every key in the dirty part, or in as much of it as the map holds: one segment at least."""
-    latest = OffsetMap(job.map_bytes_max, job.first_dirty_offset)
+    latest = OffsetMap(job.map_bytes_max, job.first_dirty_offset, read_fields)
     # Those that ended below are over: what their producer wrote since is another transaction's.
     transactions = MetTransactions([each for each in job.aborted if each.last_offset >= job.first_dirty_offset])
     mapped_any = False

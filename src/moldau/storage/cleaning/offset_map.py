@@ -7,6 +7,7 @@ from bisect import bisect_left
 
 from moldau.kernel import Buffer
 from moldau.protocol.batches import BatchHeader
+from moldau.storage.cleaning.fields import BATCH_RECORDS_MIN, ReadFields
 from moldau.storage.cleaning.located import locate, note_keys, plain_records
 
 # What Python needs for an entry: slot, bytes object and offset, and a key of some twenty bytes.
@@ -16,9 +17,18 @@ ENTRY_BYTES = 180
 class OffsetMap:
     """Knows [first_offset, end_offset): below and above, a record is judged by its key or not at all."""
 
-    __slots__ = ("_entries_max", "_oddly_numbered", "_survivors", "end_offset", "first_offset", "offsets")
+    __slots__ = (
+        "_entries_max",
+        "_oddly_numbered",
+        "_read_fields",
+        "_survivors",
+        "end_offset",
+        "first_offset",
+        "offsets",
+    )
 
-    def __init__(self, bytes_max: int, first_offset: int) -> None:
+    def __init__(self, bytes_max: int, first_offset: int, read_fields: ReadFields | None = None) -> None:
+        self._read_fields = read_fields
         self.offsets: dict[bytes, int] = {}
         self.first_offset = self.end_offset = first_offset
         self._entries_max = max(bytes_max // ENTRY_BYTES, 1)
@@ -33,6 +43,11 @@ class OffsetMap:
     def put(self, header: BatchHeader, batch: Buffer) -> None:
         """The keys of a batch, which follows all that were put before."""
         data, base_offset, offsets = plain_records(header, batch), header.base_offset, self.offsets
+        if self._read_fields is not None and header.record_count >= BATCH_RECORDS_MIN:
+            fields = self._read_fields(data, header.record_count)
+            if fields.is_dense and None not in fields.keys:
+                offsets.update(zip(fields.keys, range(base_offset, base_offset + header.record_count), strict=True))  # type: ignore[arg-type]
+                return
         if not note_keys(data, header.record_count, base_offset, offsets):
             self._oddly_numbered.add(base_offset)
             for _, _, delta, key, _ in locate(data, header.record_count):

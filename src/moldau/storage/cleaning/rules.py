@@ -8,12 +8,13 @@ producer's sequence stays, without records if need be: it is what the next leade
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from moldau.kernel import Buffer
 from moldau.protocol.batches import NO_TIMESTAMP, BatchHeader, seal_batch, write_varint
 from moldau.protocol.compression import Compression, compress
+from moldau.storage.cleaning.fields import BATCH_RECORDS_MIN, RECORDS_PER_PICK_MAX, ReadFields
 from moldau.storage.cleaning.located import Located, locate, pick, plain_records, timestamp_delta
 from moldau.storage.cleaning.offset_map import OffsetMap
 from moldau.storage.cleaning.transactions import MetTransactions
@@ -38,8 +39,10 @@ class Rules:
         *,
         now_ms: int,
         delete_retention_ms: int,
+        read_fields: ReadFields | None = None,
     ) -> None:
         self._latest = latest
+        self._read_fields = read_fields
         self._transactions = transactions
         self._producers = producers
         self._now_ms = now_ms
@@ -59,7 +62,8 @@ class Rules:
             kept = self._kept_by_key(header, data)
         else:
             keeps_tombstones = self._keeps_tombstones(header)
-            kept = [record for record in pick(data, places) if record.has_value or keeps_tombstones]
+            picked = self._pick(data, header.record_count, places)
+            kept = [record for record in picked if record.has_value or keeps_tombstones]
         if not kept:
             return self._nothing_of(header)
         sets_horizon = not header.has_delete_horizon and not all(record.has_value for record in kept)
@@ -84,7 +88,7 @@ class Rules:
         keeps_tombstones = self._keeps_tombstones(header)
         last_of_key, end_offset = latest.offsets.get, latest.end_offset
         kept = []
-        for record in locate(data, header.record_count):
+        for record in self._locate(data, header.record_count):
             _, _, delta, key, has_value = record
             offset = base_offset + delta
             if offset >= end_offset or (
@@ -93,6 +97,16 @@ class Rules:
             ):
                 kept.append(record)
         return kept
+
+    def _locate(self, data: bytes, count: int) -> Iterable[Located]:
+        if self._read_fields is None or count < BATCH_RECORDS_MIN:
+            return locate(data, count)
+        return self._read_fields(data, count).located()
+
+    def _pick(self, data: bytes, count: int, places: list[int]) -> list[Located]:
+        if self._read_fields is None or count < BATCH_RECORDS_MIN or count > len(places) * RECORDS_PER_PICK_MAX:
+            return pick(data, places)
+        return self._read_fields(data, count).at(places)
 
     def _nothing_of(self, header: BatchHeader) -> Buffer | None:
         if not self._ends_a_producer(header):

@@ -1,4 +1,8 @@
-"""Where plain records end: the one thing about them that cannot be read for many at once, except in runs."""
+"""Plain records by the thousand, with numpy: where they end, and the numbers in them.
+
+Where a record ends is the one thing that cannot be read for many at once, except in runs. Needs numpy, so only those
+who know that it is installed import this.
+"""
 
 from __future__ import annotations
 
@@ -89,3 +93,47 @@ class RecordFinder:
         if first >= 0x80:
             same &= view[position + 1 : stop + 1 : step] == second
         return step, count if same.all() else int(same.argmin())
+
+
+# -- varints -----------------------------------------------------------------------------------------------------------
+
+_VARINT_SHIFT_MAX = 63
+
+
+def read_varints(view: Bytes, at: Positions) -> tuple[Positions, Positions]:
+    """The zigzag varint at each position, and the position after it. IndexError past the end of `view`."""
+    byte = view[at]
+    raw = byte.astype(np.uint64)
+    at = at + 1
+    more = byte >= 0x80
+    if more.any():
+        # Second bytes are many, so all are read and most often used. A position past the end is found by the caller:
+        # it is past the end of the record, too.
+        raw &= np.uint64(0x7F)
+        byte = view.take(at, mode="clip") * more
+        raw |= (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7)
+        at += more
+        shift = 14
+        rest = np.flatnonzero(byte >= 0x80)
+        while len(rest):
+            byte = view[at[rest]]
+            if shift == _VARINT_SHIFT_MAX and np.any(byte > 1):
+                raise CorruptBatchError("varint longer than 64 bits")
+            raw[rest] |= (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(shift)
+            at[rest] += 1
+            rest = rest[byte >= 0x80]
+            shift += 7
+    return (raw >> np.uint64(1)).view(np.int64) ^ -(raw & np.uint64(1)).view(np.int64), at
+
+
+def skip_varints(view: Bytes, at: Positions) -> Positions:
+    """The position after each varint. Their lengths were checked before."""
+    more = view[at] >= 0x80
+    at = at + 1
+    at += more
+    rest = np.flatnonzero(more)
+    rest = rest[view[at[rest] - 1] >= 0x80]
+    while len(rest):
+        at[rest] += 1
+        rest = rest[view[at[rest] - 1] >= 0x80]
+    return at
