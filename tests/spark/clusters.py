@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +95,14 @@ class Cluster:
             latest = dict.fromkeys(everything, admin.LATEST)
             committed = IsolationLevel.READ_COMMITTED
             ends = {where: one.offset for where, one in (await admin.list_offsets(client, latest)).items()}
-            stable = await admin.list_offsets(client, latest, isolation_level=committed)
-            assert {where: one.offset for where, one in stable.items()} == ends, "a transaction is open"
+            # Brokers answer a commit when it is decided, and write its markers right behind the answer.
+            deadline = time.monotonic() + 30
+            while True:
+                stable = await admin.list_offsets(client, latest, isolation_level=committed)
+                if {where: one.offset for where, one in stable.items()} == ends:
+                    break
+                assert time.monotonic() < deadline, "a transaction is open"
+                ends = {where: one.offset for where, one in (await admin.list_offsets(client, latest)).items()}
             found: list[ConsumedRecord] = []
             start = dict.fromkeys(everything, "earliest")
             async with PartitionReader(client, start, stop=ends, isolation_level=committed) as reader:  # type: ignore[arg-type]
