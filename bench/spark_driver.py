@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -59,10 +59,16 @@ def start_session(connector: str, home: Path) -> SparkSession:
 # -- what it cost ------------------------------------------------------------------------------------------------------
 
 
-def tree(root: int) -> dict[int, tuple[str, float]]:
-    """Name and CPU seconds of a process and of those it started; a parent has those of its ended children."""
+class Process(NamedTuple):
+    name: str
+    own_seconds: float
+    ended_children_seconds: float
+
+
+def tree(root: int) -> dict[int, Process]:
+    """A process and those it started, with their CPU time."""
     parents: dict[int, int] = {}
-    found: dict[int, tuple[str, float]] = {}
+    found: dict[int, Process] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text()
@@ -72,7 +78,8 @@ def tree(root: int) -> dict[int, tuple[str, float]]:
         fields = rest.split()
         pid = int(path.parent.name)
         parents[pid] = int(fields[1])
-        found[pid] = name, sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        own, ended = (sum(map(int, fields[at : at + 2])) / os.sysconf("SC_CLK_TCK") for at in (11, 13))
+        found[pid] = Process(name, own, ended)
 
     def belongs(pid: int) -> bool:
         while pid > 1:
@@ -81,13 +88,15 @@ def tree(root: int) -> dict[int, tuple[str, float]]:
             pid = parents.get(pid, 0)
         return False
 
-    return {pid: cost for pid, cost in found.items() if belongs(pid)}
+    return {pid: process for pid, process in found.items() if belongs(pid)}
 
 
 def cpu_seconds(*, python_only: bool = False) -> float:
-    costs = tree(os.getpid()).values()
     # What the JVM started is Python, and so is what of it has ended.
-    return sum(seconds for name, seconds in costs if not python_only or name != "java")
+    return sum(
+        one.ended_children_seconds + (0 if python_only and one.name == "java" else one.own_seconds)
+        for one in tree(os.getpid()).values()
+    )
 
 
 def request_count(port: int) -> int:

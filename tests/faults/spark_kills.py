@@ -125,6 +125,15 @@ class Drivers:
 
         self.wait(fed)
 
+    def kill_under_load(self, dice: random.Random) -> None:
+        """Each driver gets somewhere, or kills would only meet starts; and then other batches are under way."""
+        before = self.batches()
+        self.wait_under_load(lambda: self.batches() != before)
+        kill_at = time.monotonic() + dice.uniform(0, KILL_AFTER_SECONDS_MAX)
+        self.wait_under_load(lambda: time.monotonic() > kill_at)
+        self.kill()
+        self.feed()
+
 
 def check(drivers: Drivers) -> None:
     """The output is what a batch computation makes of the input, and the group is where the query is."""
@@ -167,14 +176,8 @@ def run(directory: Path, queries: list[tuple[Cluster, str]], kills: int, seed: i
     drivers.feed()
     try:
         for number in range(kills):
-            before = drivers.batches()
             drivers.start()
-            # Each driver gets somewhere, or kills would only meet starts; and then other batches are under way.
-            drivers.wait_under_load(lambda before=before: drivers.batches() != before)  # type: ignore[misc]
-            kill_at = time.monotonic() + dice.uniform(0, KILL_AFTER_SECONDS_MAX)
-            drivers.wait_under_load(lambda kill_at=kill_at: time.monotonic() > kill_at)  # type: ignore[misc]
-            drivers.kill()
-            drivers.feed()
+            drivers.kill_under_load(dice)
             print(f"kill {number + 1}: {drivers.batches()} batches, {drivers.limit} numbers", flush=True)
         drivers.start()
         drivers.wait(drivers.is_all_read)
