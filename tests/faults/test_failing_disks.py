@@ -187,12 +187,16 @@ def two(tmp_path: Path) -> tuple[dict[str, str], list[Path]]:
 
 
 @needs_strace
-@pytest.mark.parametrize("call", ("fdatasync", "pwrite64"))
-def test_an_error_of_one_disk_costs_its_partitions_only(tmp_path: Path, call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "error"),
+    # The last is a file system that the kernel made read-only under the running broker.
+    (("fdatasync", "EIO"), ("pwrite64", "EIO"), ("pwrite64", "EROFS")),
+)
+def test_an_error_of_one_disk_costs_its_partitions_only(tmp_path: Path, call: str, error: str) -> None:
     settings, paths = two(tmp_path)
     with BrokerProcess(settings) as broker:
         pair = Pair(broker, paths, **({"flush.messages": "1"} if call == "fdatasync" else {}))
-        with injected(broker.pid, call, "EIO", pair.segment(1)):
+        with injected(broker.pid, call, error, pair.segment(1)):
             refused = answer_to(pair.wire, pair.topics[1], b"lost")
             assert ErrorCode(refused.error_code) is ErrorCode.KAFKA_STORAGE_ERROR
         pair.check(failed=1)

@@ -108,6 +108,7 @@ class Node:
         self.is_stopping = False
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         self.listeners: list[Listener] = []
+        self._locked: list[LogDirectory] = []
         self.dispatchers: list[Dispatcher] = []
         self.image = MetadataImage()
         self.topic_decider = TopicDecider(
@@ -134,12 +135,20 @@ class Node:
         """Everything up to serving; StartError, ConfigError or LogDirectoryError say in one line what is in the way."""
         started_ms = self.clock.monotonic_ms()
         self._specs = read_listeners(self.settings)
-        directories = self._open_directories()
-        self._start_controller(directories)
-        self._open_listeners()
-        self._register()
-        was_clean = self.replicas.load(self.image)
-        self._serve(was_clean)
+        try:
+            directories = self._open_directories()
+            self._start_controller(directories)
+            self._open_listeners()
+            self._register()
+            was_clean = self.replicas.load(self.image)
+            self._serve(was_clean)
+        except BaseException:
+            # The process may live on, as a test's does, and try again once what was in the way is gone.
+            for listener in self.listeners:
+                listener.stop_accepting()
+            for directory in self._locked:
+                directory.unlock()
+            raise
         took_ms = self.clock.monotonic_ms() - started_ms
         self.say(
             f"node_started node={self.node_id} cluster={self.cluster_id} clean={str(was_clean).lower()}"
@@ -150,20 +159,13 @@ class Node:
         """Lock, check and format all of them; those of `log.dirs` that work are given back."""
         reserve_bytes = self.settings.integer("moldau.log.dir.reserve.bytes")
         directories = [LogDirectory(self._disk, path, reserve_bytes) for path in self.settings.all_directories]
-        locked: list[LogDirectory] = []
-        try:
-            for directory in directories:
-                if self._lock(directory):
-                    locked.append(directory)
-            self._check_identity(locked)
-        except BaseException:
-            for directory in locked:
-                directory.unlock()
-            raise
-        self._locked = locked
-        for directory in locked:
+        for directory in directories:
+            if self._lock(directory):
+                self._locked.append(directory)
+        self._check_identity(self._locked)
+        for directory in self._locked:
             self._fill_reserve(directory)
-        return [directory for directory in locked if directory.path in self.settings.log_directories]
+        return [directory for directory in self._locked if directory.path in self.settings.log_directories]
 
     def _lock(self, directory: LogDirectory) -> bool:
         """Whether the directory works. One that does not costs its partitions, unless nothing goes without it."""
@@ -297,8 +299,6 @@ class Node:
                     listen=self._listen,
                 )
             except OSError as error:
-                for opened in self.listeners:
-                    opened.stop_accepting()
                 where = f"{spec.host or '*'}:{spec.port}"
                 raise StartError(
                     f"cannot listen on {where}: {error.strerror or error};"

@@ -30,6 +30,13 @@ REPLICATION_OFFSET_FILE = "replication-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
 CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 META_VERSION = 1
+# What becomes of a directory without the file: whoever meets a damaged one decides, it is never taken for an empty one.
+_WITHOUT = {
+    RECOVERY_POINT_FILE: "remove it to have every log here examined from its start",
+    REPLICATION_OFFSET_FILE: "remove it, nothing is lost by that",
+    LOG_START_OFFSET_FILE: "remove it, and records that were trimmed but not deleted yet are there again",
+    CLEANER_OFFSET_FILE: "remove it to have compacted logs cleaned from their start",
+}
 # A directory's name must stay a file name, also with the 32 digits and the suffix that mark it for deletion.
 DIRECTORY_NAME_MAX = 255
 DELETE_SUFFIX = "-delete"
@@ -184,7 +191,7 @@ class LogDirectory:
         except FileNotFoundError:
             return {}
         except CorruptCheckpointError as error:
-            raise LogDirectoryError(f"{self.path}/{name} does not read: {error}") from None
+            raise LogDirectoryError(f"{self.path}/{name} does not read: {error}; {_WITHOUT[name]}") from None
 
     def _write_offsets(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         self.disk.replace_file(f"{self.path}/{name}", offsets_text(offsets))
