@@ -171,7 +171,8 @@ def test_a_reader_at_the_end_wakes_when_a_record_comes(server: Server, new_topic
                 await producer.send(topic, b"new %d" % i)
                 (record,) = await asyncio.wait_for(anext(reader), 3)
                 assert (record.value, record.offset) == (b"new %d" % i, 3 + i)
-                assert reader.high_watermark(where) == 4 + i
+                # Apache Kafka may say how far it was committed before the record that it hands out.
+                assert reader.high_watermark(where) in ((4 + i,) if server.kind == "moldau" else (3 + i, 4 + i))
 
     asyncio.run(test())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -215,7 +216,7 @@ async def create_topics(
     timeout_ms: int = ADMIN_TIMEOUT_MS,
 ) -> list[CreatedTopic]:
     """Create topics alike; -1 means the broker's default. `assignments` maps partitions to brokers and replaces both
-    counts."""
+    counts. Who has the answer can use them."""
     from moldau.protocol.messages.create_topics import CreateTopicsRequest
 
     placed = [
@@ -239,6 +240,11 @@ async def create_topics(
     response = await client.to_controller(request)
     for topic in response.topics:
         _check(topic.error_code, topic.error_message, f"topic {topic.name!r}")
+    if not validate_only:
+        # Apache Kafka answers when its controller has decided, which its brokers may not have heard of yet. Whether
+        # they may be asked, or take too long, changes nothing about what is decided.
+        with suppress(KafkaError):
+            await describe_topics(client, [topic.name for topic in response.topics])
     return [
         CreatedTopic(
             topic.name,
