@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer as TransactionalProducer
 
 from moldau.testing import Broker
 from tests.cli.conftest import SECONDS_MAX, Moldau
@@ -144,6 +145,31 @@ def test_tombstones(moldau: Moldau, topic: str) -> None:
     assert (record["key"], record["value"]) == ("gone", None)
     assert moldau("consume", topic, "-e", "-Z", "-f", "%k=%v\\n").out == "gone=NULL\n"
     assert moldau("consume", topic, "-e", "-f", "%k=%v %S\\n").out == "gone= -1\n"
+
+
+@pytest.mark.parametrize("isolation", ("read_committed", "read_uncommitted"))
+@pytest.mark.parametrize("flags", ((), ("-Z",)))
+def test_many_values_are_the_same_by_columns(
+    moldau: Moldau, new_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch, isolation: str, flags: tuple[str, ...]
+) -> None:
+    name = new_name()
+    moldau("topic", "create", name, "-p", "2")
+    lines = b'{"value": "first"}\n{"value": null}\n{"value": ""}\n{"value": "zw\xc3\xb6lf"}\n{"value": "two\\nlines"}\n'
+    for place, codec in enumerate(("none", "zstd")):
+        moldau.run("produce", name, "--format", "jsonl", "-p", str(place), "-z", codec, stdin=lines * 50)
+    aborted = TransactionalProducer({"bootstrap.servers": moldau.bootstrap, "transactional.id": name})
+    aborted.init_transactions()
+    aborted.begin_transaction()
+    aborted.produce(name, b"aborted", partition=1)
+    aborted.flush()
+    aborted.abort_transaction()
+    command = ("consume", name, "-e", "--isolation", isolation, *flags)
+    by_records = moldau(*command).out
+    assert ("aborted" in by_records) == (isolation == "read_uncommitted")
+    monkeypatch.setattr("moldau.cli.consume.COLUMNS_RECORDS_MIN", 1)
+    monkeypatch.setattr("moldau.client.PartitionReader", None)  # whoever makes an object of each record
+    by_columns = moldau(*command).out
+    assert sorted(by_columns.split("\n")) == sorted(by_records.split("\n"))
 
 
 def test_format_as_in_kcat(moldau: Moldau, topic: str) -> None:

@@ -188,7 +188,7 @@ class JsonEntries:
         return b"]\n" if self._count else b"[]\n"
 
 
-def write(data: bytes) -> None:
+def write(data: bytes | memoryview) -> None:
     """Bytes to stdout, at once."""
     stream = sys.stdout.buffer
     stream.write(data)

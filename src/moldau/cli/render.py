@@ -50,6 +50,11 @@ class FormatRenderer:
         self._only_values = text == VALUES_FORMAT
         self._is_terminal = sys.stdout.isatty()
 
+    @property
+    def null_of_plain_values(self) -> bytes | None:
+        """What stands for a null value where nothing but values is printed, and as they are; None elsewhere."""
+        return self._null if self._only_values and not self._is_terminal else None
+
     def render(self, records: Sequence[ConsumedRecord]) -> bytes:
         if self._only_values:
             null = self._null

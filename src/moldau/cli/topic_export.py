@@ -164,7 +164,9 @@ async def _export(
 def _write_parquet(bootstrap: str, path: str, file: TopicFile) -> int:
     import pyarrow.parquet as pq
 
+    from moldau.cli.errors import EXIT_ERROR, CommandError
     from moldau.client import IsolationLevel
+    from moldau.spark import SourceError
     from moldau.spark.clients import ClientTimes
     from moldau.spark.offsets import OffsetRange
     from moldau.spark.range_reader import ReadSettings, read_ranges, schema_of_topic
@@ -188,9 +190,12 @@ def _write_parquet(bootstrap: str, path: str, file: TopicFile) -> int:
         schema = schema.remove(schema.get_field_index(name))
     count = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for piece in read_ranges([OffsetRange(file.where, file.start, file.end)], settings):
-            writer.write_batch(piece.select(columns))
-            count += piece.num_rows
+        try:
+            for piece in read_ranges([OffsetRange(file.where, file.start, file.end)], settings):
+                writer.write_batch(piece.select(columns))
+                count += piece.num_rows
+        except SourceError as error:
+            raise CommandError(str(error), EXIT_ERROR) from None
     _sync(path)
     return count
 
