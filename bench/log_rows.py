@@ -225,6 +225,8 @@ def recompression(rows: list[Row], rounds: int) -> None:
                 _create(server, topic, {"compression.type": "zstd"})
                 before = cpu_seconds(server.pid)
                 answer = run("rdload", "produce", server.bootstrap, topic, "500000", "1024")
+                if answer["failed"]:
+                    raise RuntimeError(f"{server.name} refused {answer['failed']} records")
                 used = cpu_seconds(server.pid) - before
                 values_of(rate, server).append(answer["mb_per_second"])
                 values_of(cost, server).append(used / 0.512)
@@ -274,38 +276,46 @@ def _has_segments(directory: Path, _began: float) -> bool:
 
 
 def long_log(rows: list[Row]) -> None:
-    """Once: it writes twenty gigabytes."""
+    """Once each: it writes twenty gigabytes."""
     opened = Row("SIGKILL with 20 GB, the last 2 GB unflushed: back to serving", "s", "lower", limit=5)
     scan = Row("CRC scan of a segment", "MB/s", "higher", limit=500)
     head = Row("fetch at the head, 20 GB against 1 GB of log: p99", "x", "lower", limit=1.2)
     tail = Row("fetch at the tail, 20 GB against 1 GB of log: p99", "x", "lower", limit=1.2)
     clean_open = Row("clean start, 20 GB against 1 GB of log", "x", "lower", limit=1.5)
-    server = Moldau()
-    try:
-        server.start()
-        _create(server, "long", {})
-        _write_gb(server, "long", 1)
-        short = _fetch_p99(server, "long")
-        short_open = _restart(server, kill=False)
-        _write_gb(server, "long", LONG_GB - UNFLUSHED_GB - 1)
-        _restart(server, kill=False)  # everything so far is on disk, and known to be
-        _write_gb(server, "long", UNFLUSHED_GB)
-        opened.moldau.append(_restart(server, kill=True))
-        for row, ours, theirs in zip((head, tail), _fetch_p99(server, "long"), short, strict=True):
-            row.moldau.append(ours / theirs)
-        clean_open.moldau.append(_restart(server, kill=False) / short_open)
-        path = sorted(_directory(server, "long").glob("*.log"))[0]
-        file = SystemDisk().open(str(path))
-        began = time.monotonic()
-        found = scan_segment(file, file.size(), 0, index_interval_bytes=4096)
-        scan.moldau.append(found.valid_bytes / 1e6 / (time.monotonic() - began))
-    finally:
-        server.remove()
+    for make in (Moldau, Kafka):
+        server: Server = make()
+        try:
+            server.start()
+            _create(server, "long", {})
+            _write_gb(server, "long", 1)
+            short = _fetch_p99(server, "long")
+            short_open = _restart(server, kill=False)
+            _write_gb(server, "long", LONG_GB - UNFLUSHED_GB - 1)
+            _restart(server, kill=False)  # everything so far is on disk, and known to be
+            _write_gb(server, "long", UNFLUSHED_GB)
+            values_of(opened, server).append(_restart(server, kill=True))
+            for row, long, before in zip((head, tail), _fetch_p99(server, "long"), short, strict=True):
+                values_of(row, server).append(long / before)
+            values_of(clean_open, server).append(_restart(server, kill=False) / short_open)
+            if isinstance(server, Moldau):
+                scan.moldau.append(_scan_mb_per_second(sorted(_directory(server, "long").glob("*.log"))[0]))
+        finally:
+            server.remove()
     rows += [opened, scan, head, tail, clean_open]
 
 
+def _scan_mb_per_second(segment: Path) -> float:
+    file = SystemDisk().open(str(segment))
+    began = time.monotonic()
+    found = scan_segment(file, file.size(), 0, index_interval_bytes=4096)
+    return found.valid_bytes / 1e6 / (time.monotonic() - began)
+
+
 def _write_gb(server: Server, topic: str, gigabytes: int) -> None:
-    run("rdload", "produce", server.bootstrap, topic, str(gigabytes * 1_000_000), "1000", "batch.size=1000000")
+    records = gigabytes * 1_000_000
+    answer = run("rdload", "produce", server.bootstrap, topic, str(records), "1000", "batch.size=1000000")
+    if (answer["records"], answer["failed"]) != (records, 0):
+        raise RuntimeError(f"{server.name} took {answer['records']} of {records} records")
 
 
 def _restart(server: Server, *, kill: bool) -> float:
