@@ -20,11 +20,11 @@ run: $(STAMP)  ## start a broker on 127.0.0.1:9092 with its data in ./.moldau
 	@tools/install-java
 	@$(BIN)/moldau up
 
-test: $(STAMP)  ## run every test
+SPARK_4_3 := .cache/spark-4.3
+test: $(STAMP) $(SPARK_4_3)/.ready  ## run every test
 	@tools/install-test-tools
 	@$(BIN)/pytest -n 2 --dist worksteal
 
-SPARK_4_3 := .cache/spark-4.3
 $(SPARK_4_3)/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(SPARK_4_3)
 	@$(SPARK_4_3)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' 'pyspark==4.3.0'
