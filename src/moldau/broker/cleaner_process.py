@@ -1,13 +1,12 @@
 """A cleaning job in a process of its own: the broker's loop, and the lock that Python has on its threads, stay free.
 
 The job goes in on stdin, what it comes to comes out on stdout, pickled by and for us. The process lives
-for one job. It is a little less important to the system than the broker is.
+for one job. It is less important to the system than the broker is: where both want the same core, the broker has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import struct
 import sys
@@ -15,9 +14,10 @@ from collections.abc import AsyncIterator
 
 from moldau.storage.cleaning import Cleaned, CleanedGroup, CleaningJob, RatedPace, run
 
-NICENESS = 5
+NICENESS = 15
 _LENGTH = struct.Struct(">I")
-_PROGRAM = f"from {__name__} import main; main()"
+# Before anything is imported, which is work as well.
+_PROGRAM = f"import os; os.nice({NICENESS}); from {__name__} import main; main()"
 
 
 async def clean_in_process(job: CleaningJob, rate: float) -> AsyncIterator[CleanedGroup | Cleaned]:
@@ -49,7 +49,6 @@ async def clean_in_process(job: CleaningJob, rate: float) -> AsyncIterator[Clean
 def main() -> None:
     from moldau.broker.host import SystemDisk
 
-    os.nice(NICENESS)
     job, rate = pickle.load(sys.stdin.buffer)
     try:
         for step in run(job, SystemDisk(), RatedPace(rate)):

@@ -17,7 +17,7 @@ from moldau.broker.settings import Settings
 from moldau.kernel import Clock, KafkaError
 
 # Each may cost the reading of an index, or the renaming of four files.
-SEGMENTS_PER_TURN = 32
+SEGMENTS_PER_TURN = 8
 PARTITIONS_PER_TURN = 100
 
 

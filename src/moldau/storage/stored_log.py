@@ -12,6 +12,7 @@ ends below what the checkpoint says is taken for damaged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple, NoReturn
 
 from moldau.kernel import Disk, ErrorCode, KafkaError
@@ -36,7 +37,6 @@ from moldau.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, SEGMENT_SUFFIXES,
 from moldau.storage.segments import Segments
 
 PARTITION_METADATA_FILE = "partition.metadata"
-_NEVER = -1
 
 
 class Switched(NamedTuple):
@@ -50,10 +50,11 @@ class StoredLog:
     """Attributes without underscore are for reading only."""
 
     __slots__ = (
+        "_deletions_due",
         "_failure",
         "_held",
         "_limits",
-        "_pending_deletions",
+        "_marked_deleted",
         "_say",
         "_segments",
         "_snapshots",
@@ -86,7 +87,9 @@ class StoredLog:
         self._segments = Segments(loaded.segments)
         self._snapshots = loaded.snapshots
         self._limits = RollLimits()
-        self._pending_deletions: list[tuple[int, str]] = []
+        # Files marked deleted: those that came since the last look, and with the time when they may go.
+        self._marked_deleted: list[str] = []
+        self._deletions_due: list[tuple[int, list[str]]] = []
         self._failure: str | None = None
         self._held: Callable[[], str | None] | None = None
         # Told, in the middle of what the log does, that it is out of service, or that a batch found no room.
@@ -302,7 +305,7 @@ class StoredLog:
                     self.disk.rename(path, path + DELETED_SUFFIX)
                 except FileNotFoundError:
                     continue
-                self._pending_deletions.append((_NEVER, path + DELETED_SUFFIX))
+                self._marked_deleted.append(path + DELETED_SUFFIX)
         self._unsynced.forget_segments(dropped)
         self._unsynced.directory = True
 
@@ -321,19 +324,21 @@ class StoredLog:
 
     def settle_cleaned(self, switched: Switched, marked: list[str]) -> None:
         """The old files are marked deleted (`swap.retire`): the new ones get their names."""
-        self._pending_deletions += [(_NEVER, path) for path in marked]
+        self._marked_deleted += marked
         if switched.segment in self._segments.all:
             settle(self.disk, switched.segment)
         self._unsynced.directory = True
 
     def take_deletions(self, now_ms: int) -> list[str]:
         """Files marked deleted whose delay is over, each given once; the caller removes them."""
-        if not self._pending_deletions:
-            return []
-        due_ms = now_ms + self.config.file_delete_delay_ms
-        stamped = [(due_ms if due == _NEVER else due, path) for due, path in self._pending_deletions]
-        self._pending_deletions = [(due, path) for due, path in stamped if due > now_ms]
-        return [path for due, path in stamped if due <= now_ms]
+        if self._marked_deleted:
+            # All together: looking at each of very many files, every second of the delay, would hold up requests.
+            self._deletions_due.append((now_ms + self.config.file_delete_delay_ms, self._marked_deleted))
+            self._marked_deleted = []
+        due = [paths for due_ms, paths in self._deletions_due if due_ms <= now_ms]
+        if due:
+            self._deletions_due = [each for each in self._deletions_due if each[0] > now_ms]
+        return list(chain.from_iterable(due))
 
     # -- durability ----------------------------------------------------------------------------------------------------
 
@@ -434,7 +439,8 @@ class StoredLog:
         self._unsynced.directory = True
         self.epochs.dirty = True
         # Files marked deleted were not copied.
-        self._pending_deletions.clear()
+        self._marked_deleted.clear()
+        self._deletions_due.clear()
         self._limits.disarm()
 
     # -- faults --------------------------------------------------------------------------------------------------------
