@@ -91,6 +91,10 @@ def compaction(rows: list[Row], rounds: int) -> None:
                     directory = _directory(server, topic)
                     values_of(row, server).append(_until(partial(_is_clean, directory)))
         rows.append(row)
+    cleaning_tail(rows, rounds)
+
+
+def cleaning_tail(rows: list[Row], rounds: int) -> None:
     tail = Row("produce p99 while a log is cleaned, against without", "x", "lower", limit=1.5)
     with both() as servers, _on_load_core():
         for number in range(rounds):
@@ -344,6 +348,7 @@ def _fetch_p99(server: Server, topic: str) -> tuple[float, float]:
             "log_level": 0,
         }
     )
+    os.sync()  # what was written just now shall not be written back meanwhile: that is not what is measured
     low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0))
     cuts = []
     for offset in (low, high - 10):
