@@ -1,7 +1,8 @@
 """The cluster's metadata and its controller: records -> delta -> immutable image; decisions -> records.
 
 Knows no clock, socket or thread; files only through the Disk port (`metadata_log`). Read `image` first, then `delta`,
-then the decisions: `topics`, `configs`, `brokers`, `features`, `producer_ids`.
+then the decisions: `topics`, `configs`, `brokers`, `features`, `producer_ids`. How a
+partition is replicated is in `replication`.
 """
 
 from moldau.cluster.brokers import (
@@ -41,10 +42,17 @@ from moldau.cluster.image import (
     PartitionImage,
     TopicImage,
 )
-from moldau.cluster.leadership import PartitionLeader
 from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
 from moldau.cluster.metadata_log import MetadataLog, MetadataLogError
 from moldau.cluster.producer_ids import decide_allocate_producer_ids
+from moldau.cluster.replication import (
+    FollowerState,
+    InSyncProposal,
+    PartitionFollower,
+    PartitionLeader,
+    divergence,
+    truncation_offset,
+)
 from moldau.cluster.snapshot import (
     BOOTSTRAP_CHECKPOINT,
     CHECKPOINT_SUFFIX,
@@ -82,10 +90,13 @@ __all__ = [
     "Decision",
     "Endpoint",
     "FeatureRange",
+    "FollowerState",
+    "InSyncProposal",
     "MetadataDelta",
     "MetadataImage",
     "MetadataLog",
     "MetadataLogError",
+    "PartitionFollower",
     "PartitionImage",
     "PartitionLeader",
     "TopicDecider",
@@ -103,6 +114,7 @@ __all__ = [
     "decide_incremental_alter_configs",
     "decide_update_features",
     "decode_control_record",
+    "divergence",
     "image_records",
     "lead_again",
     "levels_kept_only",
@@ -112,6 +124,7 @@ __all__ = [
     "register_broker",
     "register_controller",
     "topic_name_problem",
+    "truncation_offset",
     "validate_topic_configs",
     "write_snapshot",
 ]
