@@ -62,11 +62,22 @@ AnyMachine = TypeVar("AnyMachine", bound=Machine)
 class _Hosted(Generic[AnyMachine]):
     """A shard, its partition, and its timer: the machine's next, or that of the next try to load."""
 
-    __slots__ = ("failed_loads", "partition", "shard", "task", "timer", "timer_ms", "waits_for_sync")
+    __slots__ = (
+        "failed_loads",
+        "leader_epoch",
+        "partition",
+        "shard",
+        "task",
+        "timer",
+        "timer_ms",
+        "waits_for_sync",
+    )
 
     def __init__(self, shard: Shard[AnyMachine], partition: Partition, failed_loads: int) -> None:
         self.shard = shard
         self.partition = partition
+        # Of which leadership it is: between two of ours another broker may have written.
+        self.leader_epoch = partition.leader_epoch
         self.failed_loads = failed_loads
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
@@ -322,7 +333,7 @@ class Coordinator(Generic[AnyMachine]):
             if partition is not None and partition.leader is not None
         }
         for index, hosted in list(self._hosted.items()):
-            if led.get(index) is not hosted.partition:
+            if led.get(index) is not hosted.partition or hosted.leader_epoch != hosted.partition.leader_epoch:
                 self._unload(hosted, KafkaError(ErrorCode.NOT_COORDINATOR))
         for index, partition in led.items():
             if index not in self._hosted:

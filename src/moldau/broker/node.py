@@ -27,6 +27,7 @@ from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listen, List
 from moldau.broker.metrics import Metrics
 from moldau.broker.producer_ids import ProducerIds
 from moldau.broker.replicas import Replicas, directory_id_of
+from moldau.broker.replication import Connect, Replication, connect_to_peer
 from moldau.broker.retention import Retention
 from moldau.broker.settings import Settings
 from moldau.cluster import (
@@ -56,7 +57,8 @@ from moldau.cluster import (
     register_controller,
 )
 from moldau.consensus import Quorum
-from moldau.kernel import Clock, Dice, Disk, KafkaError, uuid_text
+from moldau.kernel import Clock, Dice, Disk, ErrorCode, KafkaError, uuid_text
+from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
 from moldau.storage import LogDirectory, LogDirectoryError
@@ -90,8 +92,10 @@ class Node:
         cluster_id: str | None = None,
         listen: Listen = listen_on_host,
         run_cleaning: RunCleaning | None = None,
+        connect: Connect = connect_to_peer,
     ) -> None:
         """`run_cleaning` takes the cleaner's work elsewhere; without it a thread does it."""
+        self._connect = connect
         self.settings = settings
         settings.say = say
         self.node_id = settings.node_id
@@ -229,6 +233,8 @@ class Node:
             on_fault=self.fail,
         )
         self.replicas.unusable_directories = self._unusable
+        self.replication = Replication(self, self._connect)
+        self.replicas.replication = self.replication
         self.retention = Retention(self.replicas, self.settings, self.clock, self.say)
         run_cleaning = self._run_cleaning or clean_in_thread(self.replicas, self._disk)
         self.cleaner = Cleaner(self.replicas, self.settings, self.clock, self._disk, run_cleaning, self.say)
@@ -396,6 +402,8 @@ class Node:
             for spec, listener in zip(self._specs, self.listeners, strict=True):
                 listener.config = self._listener_config(spec)
         reconfigured = self.replicas.apply(delta, image)
+        if delta.brokers is not None:
+            self.replication.on_brokers_changed()
         if reconfigured:
             self.retention.look_soon_at(reconfigured)
         if self._has_groups:
@@ -442,6 +450,10 @@ class Node:
 
     async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
         return await self.controller.change(lambda image: self.topic_decider.create(image, request))
+
+    async def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
+        """Bring what our leaders propose to the active controller. OSError, KafkaError: nobody knows its fate."""
+        raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "there is no controller that other brokers register with")
 
     async def move_replica(self, topic: str, index: int, path: str) -> None:
         """AlterReplicaLogDirs: move the files, then say in the metadata where they are."""
@@ -540,6 +552,7 @@ class Node:
         self.replicas.delete_due_segments()
         self.replicas.disk_faults.look_at_space(self.clock.monotonic_ms())
         self.replicas.retry_unopened()
+        self.replication.look_if_due()
         self.retention.look_if_due()
         self.cleaner.look_if_due()
         now_ms = self.clock.monotonic_ms()
@@ -600,6 +613,7 @@ class Node:
             self.http.close()
         for listener in self.listeners:
             listener.stop_accepting()
+        await self.replication.stop()
         # Transactions first: the offsets of one that ends now are the groups' affair.
         if self._transactions is not None:
             self._transactions.stop()

@@ -199,14 +199,18 @@ class Partition:
         self._high_watermark = max(self.log.start_offset, min(checkpointed, self.log.end_offset))
 
     def require_leader(self, epoch_of_client: int = -1) -> PartitionLeader:
-        """Trap 20: an older epoch is fenced, a newer one is news to us."""
         if epoch_of_client >= 0 and epoch_of_client != self.leader_epoch:
-            if epoch_of_client < self.leader_epoch:
-                raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
-            raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+            self.require_epoch(epoch_of_client)
         if self.leader is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return self.leader
+
+    def require_epoch(self, epoch_of_client: int) -> None:
+        """Trap 20: an older epoch is fenced, a newer one is news to us."""
+        if 0 <= epoch_of_client < self.leader_epoch:
+            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
+        if epoch_of_client > self.leader_epoch:
+            raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
 
     @property
     def high_watermark(self) -> int:
@@ -424,7 +428,11 @@ class Partition:
         verdict = ErrorCode.NOT_LEADER_OR_FOLLOWER if leader is None else leader.verdict(end_offset)
         if verdict is not None:
             reply.give(None if verdict is ErrorCode.NONE else KafkaError(verdict))
-        elif self._acks_waiters and self._acks_waiters[-1][0] > end_offset:
+        while self._acks_waiters and self._acks_waiters[0][1].is_done:
+            self._acks_waiters.pop(0)  # its requester has given up
+        if reply.is_done:
+            return reply
+        if self._acks_waiters and self._acks_waiters[-1][0] > end_offset:
             # A retry of what came before others that wait.
             insort(self._acks_waiters, (end_offset, reply), key=lambda each: each[0])
         else:
@@ -490,6 +498,13 @@ class Partition:
     def read(self, offset: int, bytes_max: int, isolation_level: int, *, at_least_one: bool) -> LogSlice | None:
         end = self.visible_end(isolation_level)
         piece = self.log.read(offset, bytes_max, offset_max=end, at_least_one=at_least_one)
+        if piece is not None:
+            piece.on_read_error = self.note_read_error
+        return piece
+
+    def read_for_replica(self, offset: int, bytes_max: int, *, at_least_one: bool) -> LogSlice | None:
+        """Committed or not: it becomes so by being fetched."""
+        piece = self.log.read(offset, bytes_max, offset_max=INT64_MAX, at_least_one=at_least_one)
         if piece is not None:
             piece.on_read_error = self.note_read_error
         return piece

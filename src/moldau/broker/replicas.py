@@ -260,7 +260,11 @@ class Replicas:
                     continue
                 name = found.partition
                 topic = image.topics.get(name.topic)
-                if topic is None or name.partition >= len(topic.partitions):
+                if (
+                    topic is None
+                    or name.partition >= len(topic.partitions)
+                    or self._node_id not in topic.partitions[name.partition].replicas
+                ):
                     self._set_aside(name, loaded.directory)
                     continue
                 other = homes.get(name)
@@ -306,7 +310,11 @@ class Replicas:
             if index == len(partitions):
                 partitions.append(None)
             partition = partitions[index]
-            if partition is None and self._node_id in assigned.replicas:
+            if self._node_id not in assigned.replicas:
+                self._remove_replica(TopicPartition(topic.name, index), partition)
+                partitions[index] = None
+                continue
+            if partition is None:
                 name = TopicPartition(topic.name, index)
                 home = homes.get(name) or self._unopened.get(name) or self._new_home(assigned)
                 log = self._open(name, topic.id, home, config)
@@ -439,6 +447,14 @@ class Replicas:
         value = self._settings.topic_value("min.insync.replicas", image.config(ConfigKind.TOPIC, topic))
         return int(value)
 
+    def _remove_replica(self, name: TopicPartition, partition: Partition | None) -> None:
+        """Reassigned to others: what we have of it goes."""
+        if partition is None and name not in self._unopened:
+            return
+        self._discard(name, partition, KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{name} has moved away"))
+        self.checkpoints.forget([name])
+        self.clock.call_later(self._settings.integer("log.segment.delete.delay.ms"), self.resume_deletions)
+
     # -- deletion ------------------------------------------------------------------------------------------------------
 
     def _remove_topic(self, topic: TopicImage) -> None:
@@ -448,23 +464,26 @@ class Replicas:
         self.by_wire_name.pop(wire_name(topic.name), None)
         for index, partition in enumerate(partitions):
             name = TopicPartition(topic.name, index)
-            if partition is not None:
-                if partition.move is not None:
-                    self._give_up(partition.move)
-                home_id = self._home_of(partition.log)
-                self._counts[home_id] -= 1
-                self._stop_fetching(partition)
-                deleted = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} was deleted")
-                partition.remove(self.clock.now_ms(), deleted)
-                self._mark_deleted(name, self._directories[home_id])
-                continue
-            unopened = self._unopened.pop(name, None)
-            if unopened is not None and unopened.directory_id in self._directories:
-                self._mark_deleted(name, self._directories[unopened.directory_id])
+            deleted = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
+            self._discard(name, partition, deleted)
         self.checkpoints.forget(TopicPartition(topic.name, index) for index in range(len(partitions)))
         if partitions:
             delay_ms = self._settings.integer("log.segment.delete.delay.ms")
             self.clock.call_later(delay_ms, self.resume_deletions)
+
+    def _discard(self, name: TopicPartition, partition: Partition | None, why: KafkaError) -> None:
+        if partition is not None:
+            if partition.move is not None:
+                self._give_up(partition.move)
+            home_id = self._home_of(partition.log)
+            self._counts[home_id] -= 1
+            self._stop_fetching(partition)
+            partition.remove(self.clock.now_ms(), why)
+            self._mark_deleted(name, self._directories[home_id])
+            return
+        unopened = self._unopened.pop(name, None)
+        if unopened is not None and unopened.directory_id in self._directories:
+            self._mark_deleted(name, self._directories[unopened.directory_id])
 
     def _mark_deleted(self, name: TopicPartition, directory: LogDirectory) -> None:
         try:

@@ -6,7 +6,6 @@ A request whose answer does not come may be in force all the same: the proposal 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from moldau.broker.partition import Partition
@@ -21,11 +20,8 @@ RETRY_MS_MIN, RETRY_MS_MAX = 50, 1_000
 
 
 class InSyncProposals:
-    def __init__(
-        self, node: Node, alter_partition: Callable[[AlterPartitionRequest], Awaitable[AlterPartitionResponse]]
-    ) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._alter_partition = alter_partition
         self._waiting: dict[Partition, InSyncProposal] = {}
         self._sender: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -48,7 +44,7 @@ class InSyncProposals:
             while self._waiting:
                 under_way, self._waiting = self._waiting, {}
                 try:
-                    response = await self._alter_partition(self._request(under_way))
+                    response = await self._node.alter_partition(self._request(under_way))
                 except (OSError, KafkaError) as error:
                     self._node.say(f"alter_partition_failed partitions={len(under_way)} reason={str(error)!r}")
                     self._refuse_all(under_way, ErrorCode.REQUEST_TIMED_OUT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from moldau.broker.partition import Partition
@@ -11,24 +10,20 @@ from moldau.broker.replication.peers import Connect, connect_to_peer, inter_brok
 from moldau.broker.replication.proposals import InSyncProposals
 from moldau.cluster import Endpoint, InSyncProposal
 from moldau.kernel import NO_LEADER
-from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 
 if TYPE_CHECKING:
     from moldau.broker.node import Node
 
-AlterPartition = Callable[[AlterPartitionRequest], Awaitable[AlterPartitionResponse]]
 FetcherKey = tuple[int, int]
 
 
 class Replication:
-    """`alter_partition` brings a request to the active controller; OSError or KafkaError: nobody knows its fate."""
-
-    def __init__(self, node: Node, alter_partition: AlterPartition, connect: Connect = connect_to_peer) -> None:
+    def __init__(self, node: Node, connect: Connect = connect_to_peer) -> None:
         self.node = node
         self.connect = connect
         self._fetchers: dict[FetcherKey, ReplicaFetcher] = {}
         self._fetched_by: dict[Partition, ReplicaFetcher] = {}
-        self._proposals = InSyncProposals(node, alter_partition)
+        self._proposals = InSyncProposals(node)
         self._looked_ms = 0
         self.is_stopping = False
 
