@@ -167,7 +167,9 @@ class Partition:
                 now_ms=now_ms,
             )
         else:
+            before = leader.isr
             leader.follow_metadata(assigned.partition_epoch, assigned.replicas, assigned.isr, node_epoch, now_ms)
+            self._replicas.note_isr(self, before, leader.isr)
         self.leader_id = node_id
         self.leader_epoch = assigned.leader_epoch
         self.has_followers = bool(leader.followers)
@@ -267,12 +269,13 @@ class Partition:
 
     def on_proposal_accepted(
         self, proposal: InSyncProposal, leader_epoch: int, partition_epoch: int, isr: tuple[int, ...]
-    ) -> bool:
+    ) -> None:
         leader = self.leader
-        if leader is None or not leader.on_accepted(proposal, leader_epoch, partition_epoch, isr):
-            return False
-        self._advance(leader)
-        return True
+        if leader is not None:
+            before = leader.isr
+            leader.on_accepted(proposal, leader_epoch, partition_epoch, isr)
+            self._replicas.note_isr(self, before, leader.isr)
+            self._advance(leader)
 
     def on_proposal_refused(self, proposal: InSyncProposal, code: ErrorCode) -> bool:
         """Whether to ask again."""

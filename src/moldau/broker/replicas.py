@@ -416,6 +416,17 @@ class Replicas:
         assert self.replication is not None, "replicas elsewhere are only reached by a node that replicates"
         self.replication.propose(partition, proposal)
 
+    def note_isr(self, partition: Partition, before: tuple[int, ...], isr: tuple[int, ...]) -> None:
+        """The controller's set of in-sync replicas of a partition that we lead."""
+        added = ",".join(str(each) for each in isr if each not in before)
+        removed = ",".join(str(each) for each in before if each not in isr)
+        if added:
+            self._metrics.isr_expands += 1
+            self.say(f"isr_expanded partition={partition} added={added} isr={','.join(map(str, isr))}")
+        if removed:
+            self._metrics.isr_shrinks += 1
+            self.say(f"isr_shrunk partition={partition} removed={removed} isr={','.join(map(str, isr))}")
+
     def drop_laggards(self) -> None:
         for partition in self:
             if partition.has_followers:

@@ -95,21 +95,8 @@ class InSyncProposals:
                 self._refuse(partition, proposal, ErrorCode.UNKNOWN_SERVER_ERROR)
             elif answer.error_code:
                 self._refuse(partition, proposal, ErrorCode(answer.error_code))
-            elif partition.on_proposal_accepted(
-                proposal, answer.leader_epoch, answer.partition_epoch, tuple(answer.isr)
-            ):
-                self._say_changed(partition, proposal)
-
-    def _say_changed(self, partition: Partition, proposal: InSyncProposal) -> None:
-        isr = ",".join(map(str, proposal.isr))
-        metrics = self._node.metrics
-        if proposal.added is not None:
-            metrics.isr_expands += 1
-            self._node.say(f"isr_expanded partition={partition} added={proposal.added} isr={isr}")
-        else:
-            metrics.isr_shrinks += 1
-            removed = ",".join(map(str, proposal.removed))
-            self._node.say(f"isr_shrunk partition={partition} removed={removed} isr={isr}")
+            else:
+                partition.on_proposal_accepted(proposal, answer.leader_epoch, answer.partition_epoch, tuple(answer.isr))
 
     def _refuse_all(self, under_way: dict[Partition, InSyncProposal], code: ErrorCode) -> None:
         for partition, proposal in under_way.items():

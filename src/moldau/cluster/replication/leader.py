@@ -213,12 +213,13 @@ class PartitionLeader:
         return True
 
     def verdict(self, end_offset: int) -> ErrorCode | None:
-        """On an acks=all append up to `end_offset`; None while it waits."""
-        if self.high_watermark < end_offset:
-            return None
+        """On an acks=all append up to `end_offset`; None while it waits.
+
+        Who waits learns at once that too few are left to commit it now; it is in the log and may be committed later.
+        """
         if len(self.maximal_isr) < self._min_in_sync:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-        return ErrorCode.NONE
+        return ErrorCode.NONE if self.high_watermark >= end_offset else None
 
     @property
     def knows_latest_offset(self) -> bool:
