@@ -28,6 +28,7 @@ from moldau.broker.fetch_sessions import (
     PartitionKey,
     TopicKey,
 )
+from moldau.broker.metadata_fetch import answer_metadata_fetch, is_metadata_fetch
 from moldau.broker.metrics import TopicCounters
 from moldau.broker.partition import READ_COMMITTED, Partition
 from moldau.kernel import ErrorCode, KafkaError
@@ -69,7 +70,9 @@ class Found(NamedTuple):
         return 0 if self.records is None else self.records.size
 
 
-async def handle(request: FetchRequest, context: Context) -> RawAnswer:
+async def handle(request: FetchRequest, context: Context) -> RawAnswer | FetchResponse:
+    if is_metadata_fetch(request, context):
+        return await answer_metadata_fetch(request, context)
     node, version = context.node, context.version
     node.metrics.fetch_requests += 1
     try:
