@@ -61,7 +61,7 @@ def test_after_an_unclean_stop_what_it_leads_gets_a_new_epoch(image: MetadataIma
 
 
 def test_a_returning_broker_leads_what_has_no_leader_if_it_is_in_sync(image: MetadataImage) -> None:
-    leaderless = _with(image, leader=NO_LEADER, isr=[2])
+    leaderless = replayed(_with(image, leader=NO_LEADER, isr=[2]), [change_fencing(image, 2, FENCE)])
     assert list(lead_again(leaderless, 1, POLICY, unclean=False)) == []
     after = replayed(leaderless, lead_again(leaderless, 2, POLICY, unclean=False))
     assert (_partition(after).leader, _partition(after).isr) == (2, (2,))

@@ -324,7 +324,10 @@ class Node:
             say=self.say,
         )
         key = ReplicaKey(self.node_id, directory_id_of(meta.directory_id))
-        quorum = make_quorum(self.settings, self.quorum_settings, key, log, self._dice)
+        try:
+            quorum = make_quorum(self.settings, self.quorum_settings, key, log, self._dice)
+        except MetadataLogError as error:
+            raise StartError(str(error)) from None
         self.addresses.quorum = self.network.quorum = quorum
         self.controller = Controller(
             log,
@@ -343,7 +346,10 @@ class Node:
         self.producer_ids = ProducerIds(self)
         self.image = image
         self.settings.apply_dynamic(image)
-        self.controller.start()
+        try:
+            self.controller.start()
+        except MetadataLogError as error:
+            raise StartError(str(error)) from None
         kept = levels_kept_only(self.image)
         if kept:
             levels = " ".join(f"{name}={level}" for name, level in sorted(kept.items()))
@@ -576,7 +582,12 @@ class Node:
         )
 
     def _choose_directory(self, replica: int) -> bytes:
-        return self.replicas.choose_directory(replica)
+        """Where a new replica lives: of our own directories we know which is emptiest."""
+        broker = self.controller.latest.brokers.get(replica)
+        if replica == self.node_id and self._is_loaded:
+            return self.replicas.choose_directory(replica)
+        ids = () if broker is None else broker.log_directories
+        return ids[self._dice.below(len(ids))] if ids else bytes(16)
 
     def _describe_topic_configs(self, overrides: Mapping[str, str]) -> list[CreateTopicsResponse.CreatableTopicConfigs]:
         from moldau.broker.handlers.k32_describe_configs import topic_configs_of_new_topic
