@@ -165,11 +165,11 @@ class Rig:
         record = RegisterBrokerRecord(
             broker_id=node.node_id,
             broker_epoch=self.image.offset + 1,
-            incarnation_id=node._incarnation_id,
+            incarnation_id=node.incarnation_id,
             end_points=endpoints,
             rack=node.settings.text("broker.rack") or None,
             fenced=True,
-            log_dirs=node._directory_ids,
+            log_dirs=node.directory_ids,
         )
         features = [FeatureLevelRecord(name, level) for name, level in node.image.features.items()]
         self.publish([*features, record])

@@ -75,7 +75,7 @@ def read_listeners(settings: Settings) -> list[ListenerSpec]:
         ListenerSpec(name, host, port, _protocol(name, protocols), advertised.get(name), name in controllers)
         for name, host, port in listeners
     ]
-    if all(spec.is_controller for spec in specs):
+    if all(spec.is_controller for spec in specs) and settings.items("process.roles") != ("controller",):
         raise ConfigError("listeners: every listener is a controller's; clients have nowhere to connect")
     inter_broker = settings.text("inter.broker.listener.name").upper()
     if inter_broker and inter_broker not in names:

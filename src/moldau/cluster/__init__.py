@@ -5,13 +5,18 @@ then the decisions: `topics`, `configs`, `brokers`, `features`, `producer_ids`. 
 partition is replicated is in `replication`.
 """
 
+from moldau.cluster.alter_partition import decide_alter_partition
 from moldau.cluster.brokers import (
     FENCE,
     UNFENCE,
+    PartitionPolicy,
     change_fencing,
     decide_assign_directory,
     decide_elect_leaders,
+    fence,
+    is_active,
     lead_again,
+    leave,
     register_broker,
     register_controller,
 )
@@ -43,8 +48,15 @@ from moldau.cluster.image import (
     TopicImage,
 )
 from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
-from moldau.cluster.metadata_log import MetadataLog, MetadataLogError
+from moldau.cluster.metadata_log import MetadataLog, MetadataLogError, Transaction
 from moldau.cluster.producer_ids import decide_allocate_producer_ids
+from moldau.cluster.registration import (
+    check_broker_epoch,
+    decide_heartbeat,
+    decide_register_broker,
+    decide_register_controller,
+    decide_unregister_broker,
+)
 from moldau.cluster.replication import (
     FollowerState,
     InSyncProposal,
@@ -53,6 +65,7 @@ from moldau.cluster.replication import (
     divergence,
     truncation_offset,
 )
+from moldau.cluster.sessions import BrokerSessions, Session
 from moldau.cluster.snapshot import (
     BOOTSTRAP_CHECKPOINT,
     CHECKPOINT_SUFFIX,
@@ -65,6 +78,7 @@ from moldau.cluster.snapshot import (
 )
 from moldau.cluster.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, topic_name_problem
 from moldau.cluster.topics import TopicDecider, TopicDefaults, decide_delete_topics
+from moldau.cluster.voters import voters_of, voters_record
 
 __all__ = [
     "BOOTSTRAP_CHECKPOINT",
@@ -84,6 +98,7 @@ __all__ = [
     "TRANSACTION_VERSION",
     "UNFENCE",
     "BrokerRegistration",
+    "BrokerSessions",
     "ConfigKind",
     "ConfigResource",
     "ControllerRegistration",
@@ -99,24 +114,36 @@ __all__ = [
     "PartitionFollower",
     "PartitionImage",
     "PartitionLeader",
+    "PartitionPolicy",
+    "Session",
     "TopicDecider",
     "TopicDefaults",
     "TopicImage",
+    "Transaction",
     "VoterSet",
     "advertised_levels",
     "change_fencing",
+    "check_broker_epoch",
     "checkpoint_name",
     "decide_allocate_producer_ids",
     "decide_alter_configs",
+    "decide_alter_partition",
     "decide_assign_directory",
     "decide_delete_topics",
     "decide_elect_leaders",
+    "decide_heartbeat",
     "decide_incremental_alter_configs",
+    "decide_register_broker",
+    "decide_register_controller",
+    "decide_unregister_broker",
     "decide_update_features",
     "decode_control_record",
     "divergence",
+    "fence",
     "image_records",
+    "is_active",
     "lead_again",
+    "leave",
     "levels_kept_only",
     "metadata_release",
     "parse_checkpoint_name",
@@ -126,5 +153,7 @@ __all__ = [
     "topic_name_problem",
     "truncation_offset",
     "validate_topic_configs",
+    "voters_of",
+    "voters_record",
     "write_snapshot",
 ]

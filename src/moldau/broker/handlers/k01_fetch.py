@@ -33,6 +33,7 @@ from moldau.broker.fetch_sessions import (
     PartitionKey,
     TopicKey,
 )
+from moldau.broker.metadata_fetch import answer_metadata_fetch, is_metadata_fetch
 from moldau.broker.metrics import TopicCounters
 from moldau.broker.partition import READ_COMMITTED, Partition
 from moldau.cluster import divergence
@@ -100,7 +101,9 @@ def _fetcher(request: FetchRequest, version: int) -> Fetcher:
     return Fetcher(UNKNOWN, UNKNOWN, request.rack_id if version >= RACKS_VERSION_MIN else None)
 
 
-async def handle(request: FetchRequest, context: Context) -> RawAnswer:
+async def handle(request: FetchRequest, context: Context) -> RawAnswer | FetchResponse:
+    if is_metadata_fetch(request, context):
+        return await answer_metadata_fetch(request, context)
     node, version = context.node, context.version
     fetcher = _fetcher(request, version)
     node.metrics.fetch_requests += 1
