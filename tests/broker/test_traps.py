@@ -33,6 +33,7 @@ from moldau.protocol.messages.list_offsets import ListOffsetsRequest
 from moldau.protocol.messages.metadata import MetadataRequest
 from moldau.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 from moldau.protocol.messages.produce import ProduceRequest
+from moldau.protocol.messages.registry import API_MESSAGES
 from moldau.testing import Broker, BrokerProcess
 from tests.differential.batches import BASE_MS, batch, corrupt, old_message, with_header
 from tests.differential.wire import CLOSED, SILENCE, Wire
@@ -141,7 +142,8 @@ def test_trap_02_the_header_of_an_api_versions_answer_is_version_0_though_its_bo
     request = ApiVersionsRequest(client_software_name="t", client_software_version="1")
     answer = wire.exchange(wire.frame(request, version, correlation_id=42))
     correlation_id, error, count = struct.unpack_from(">ihB", answer)
-    assert (correlation_id, error, count - 1) == (42, 0, len(SERVED))
+    on_brokers = [key for key in SERVED if "broker" in API_MESSAGES[key].listeners]
+    assert (correlation_id, error, count - 1) == (42, 0, len(on_brokers))
 
 
 def test_trap_03_the_client_id_of_a_flexible_request_has_an_int16_length(broker: Broker) -> None:

@@ -8,6 +8,7 @@ from moldau.cluster import (
     FENCE,
     MetadataImage,
     PartitionImage,
+    PartitionPolicy,
     change_fencing,
     decide_allocate_producer_ids,
     decide_assign_directory,
@@ -20,6 +21,7 @@ from moldau.protocol.messages.metadata_records.partition_change_record import Pa
 from tests.cluster.kit import cluster, created, replayed, topic
 
 PREFERRED, UNCLEAN = 0, 1
+POLICY = PartitionPolicy(min_isr=lambda _topic: 1, is_unclean_allowed=lambda _topic: False)
 
 
 def _with(image: MetadataImage, **changes: object) -> MetadataImage:
@@ -49,25 +51,25 @@ def test_a_fenced_broker_is_not_alive_and_keeps_its_registration(image: Metadata
 
 
 def test_after_a_clean_stop_a_broker_leads_as_before(image: MetadataImage) -> None:
-    assert list(lead_again(image, 1, unclean=False)) == []
+    assert list(lead_again(image, 1, POLICY, unclean=False)) == []
 
 
 def test_after_an_unclean_stop_what_it_leads_gets_a_new_epoch(image: MetadataImage) -> None:
-    after = replayed(image, lead_again(image, 1, unclean=True))
+    after = replayed(image, lead_again(image, 1, POLICY, unclean=True))
     assert (_partition(after).leader, _partition(after).leader_epoch) == (1, 1)
-    assert list(lead_again(image, 2, unclean=True)) == []
+    assert list(lead_again(image, 2, POLICY, unclean=True)) == []
 
 
 def test_a_returning_broker_leads_what_has_no_leader_if_it_is_in_sync(image: MetadataImage) -> None:
-    leaderless = _with(image, leader=NO_LEADER, isr=[2])
-    assert list(lead_again(leaderless, 1, unclean=False)) == []
-    after = replayed(leaderless, lead_again(leaderless, 2, unclean=False))
+    leaderless = replayed(_with(image, leader=NO_LEADER, isr=[2]), [change_fencing(image, 2, FENCE)])
+    assert list(lead_again(leaderless, 1, POLICY, unclean=False)) == []
+    after = replayed(leaderless, lead_again(leaderless, 2, POLICY, unclean=False))
     assert (_partition(after).leader, _partition(after).isr) == (2, (2,))
 
 
 def test_a_returning_broker_leads_as_the_only_eligible_replica(image: MetadataImage) -> None:
     eligible = _with(image, leader=NO_LEADER, isr=[], eligible_leader_replicas=[2], last_known_elr=[1])
-    after = _partition(replayed(eligible, lead_again(eligible, 2, unclean=False)))
+    after = _partition(replayed(eligible, lead_again(eligible, 2, POLICY, unclean=False)))
     assert (after.leader, after.isr, after.elr, after.last_known_elr) == (2, (2,), (), ())
 
 

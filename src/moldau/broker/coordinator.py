@@ -7,11 +7,12 @@ covers it, and wakes them when a timer is due. What a coordinator decides is in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from moldau.broker.partition import INT64_MAX, Partition
+from moldau.broker.reply import Reply
 from moldau.coordination import (
     TURN_BYTES_MAX,
     Answer,
@@ -58,48 +59,25 @@ _APPEND_ERRORS = {
 AnyMachine = TypeVar("AnyMachine", bound=Machine)
 
 
-class Reply:
-    """An answer to come. Unlike an asyncio future it lets its one waiter, a handler, go on at once: no turn is lost."""
-
-    __slots__ = ("_asyncio_future_blocking", "_error", "_is_done", "_response", "_resume")
-
-    def __init__(self) -> None:
-        self._asyncio_future_blocking = False
-        self._is_done = False
-        self._response: Any = None
-        self._error: KafkaError | None = None
-        self._resume: Callable[[Reply], None] | None = None
-
-    def __await__(self) -> Generator[Reply, None, Any]:
-        if not self._is_done:
-            self._asyncio_future_blocking = True
-            yield self
-        if self._error is not None:
-            raise self._error
-        return self._response
-
-    def add_done_callback(self, resume: Callable[[Reply], None]) -> None:
-        self._resume = resume
-
-    def give(self, response: Any) -> None:
-        """A response, or the KafkaError that stands for it."""
-        self._is_done = True
-        if isinstance(response, KafkaError):
-            self._error = response
-        else:
-            self._response = response
-        if self._resume is not None:
-            self._resume(self)
-
-
 class _Hosted(Generic[AnyMachine]):
     """A shard, its partition, and its timer: the machine's next, or that of the next try to load."""
 
-    __slots__ = ("failed_loads", "partition", "shard", "task", "timer", "timer_ms", "waits_for_sync")
+    __slots__ = (
+        "failed_loads",
+        "leader_epoch",
+        "partition",
+        "shard",
+        "task",
+        "timer",
+        "timer_ms",
+        "waits_for_sync",
+    )
 
     def __init__(self, shard: Shard[AnyMachine], partition: Partition, failed_loads: int) -> None:
         self.shard = shard
         self.partition = partition
+        # Of which leadership it is: between two of ours another broker may have written.
+        self.leader_epoch = partition.leader_epoch
         self.failed_loads = failed_loads
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
@@ -355,7 +333,7 @@ class Coordinator(Generic[AnyMachine]):
             if partition is not None and partition.leader is not None
         }
         for index, hosted in list(self._hosted.items()):
-            if led.get(index) is not hosted.partition:
+            if led.get(index) is not hosted.partition or hosted.leader_epoch != hosted.partition.leader_epoch:
                 self._unload(hosted, KafkaError(ErrorCode.NOT_COORDINATOR))
         for index, partition in led.items():
             if index not in self._hosted:

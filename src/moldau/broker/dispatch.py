@@ -163,8 +163,15 @@ class Dispatcher:
         return counts
 
 
+# Only the active controller decides these; other brokers hand them on.
+FORWARDED = frozenset((19, 20, 33, 37, 43, 44, 45, 46, 55, 57, 64, 80, 81))
+
+
 async def _handle(route: Route, request: Any, context: Context) -> Any:
+    node = context.node
     try:
+        if route.key in FORWARDED and context.dispatcher.is_for_clients and not node.controller.is_active:
+            return await node.channel.forward(request, context.version)
         return await route.handle(request, context)
     except KafkaError as refusal:
         # Raised from below and not answered item by item: the whole request is refused.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from moldau.broker.settings import ConfigError, Settings
 
 PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = range(4)
-_PROTOCOLS = {"PLAINTEXT": PLAINTEXT, "SSL": SSL, "SASL_PLAINTEXT": SASL_PLAINTEXT, "SASL_SSL": SASL_SSL}
+PROTOCOLS = {"PLAINTEXT": PLAINTEXT, "SSL": SSL, "SASL_PLAINTEXT": SASL_PLAINTEXT, "SASL_SSL": SASL_SSL}
 WILDCARDS = ("", "0.0.0.0", "::")
 _ENDPOINT = re.compile(r"([A-Za-z0-9_-]+)://(?:\[([^\]]*)\]|([^:\[\]]*)):(-?[0-9]+)")
 
@@ -70,12 +70,12 @@ def read_listeners(settings: Settings) -> list[ListenerSpec]:
     protocols = _protocol_map(filter(None, settings.text("listener.security.protocol.map").split(",")))
     if not settings.is_set("listener.security.protocol.map"):
         # Kafka's default for controllers, unless the map says otherwise (KIP-631).
-        protocols |= {name: "PLAINTEXT" for name in controllers if name not in _PROTOCOLS}
+        protocols |= {name: "PLAINTEXT" for name in controllers if name not in PROTOCOLS}
     specs = [
         ListenerSpec(name, host, port, _protocol(name, protocols), advertised.get(name), name in controllers)
         for name, host, port in listeners
     ]
-    if all(spec.is_controller for spec in specs):
+    if all(spec.is_controller for spec in specs) and settings.items("process.roles") != ("controller",):
         raise ConfigError("listeners: every listener is a controller's; clients have nowhere to connect")
     inter_broker = settings.text("inter.broker.listener.name").upper()
     if inter_broker and inter_broker not in names:
@@ -90,9 +90,9 @@ def _protocol_map(entries: Iterable[str]) -> dict[str, str]:
     protocols = {}
     for entry in entries:
         name, colon, protocol = entry.partition(":")
-        if not colon or protocol.upper() not in _PROTOCOLS:
+        if not colon or protocol.upper() not in PROTOCOLS:
             raise ConfigError(
-                f"listener.security.protocol.map: {entry!r} is not NAME:PROTOCOL ({', '.join(_PROTOCOLS)})"
+                f"listener.security.protocol.map: {entry!r} is not NAME:PROTOCOL ({', '.join(PROTOCOLS)})"
             )
         protocols[name.strip().upper()] = protocol.strip().upper()
     return protocols
@@ -100,8 +100,8 @@ def _protocol_map(entries: Iterable[str]) -> dict[str, str]:
 
 def _protocol(name: str, protocols: dict[str, str]) -> int:
     protocol = protocols.get(name, name)
-    if protocol not in _PROTOCOLS:
+    if protocol not in PROTOCOLS:
         raise ConfigError(
             f"listener {name} has no security protocol: add {name}:PLAINTEXT to listener.security.protocol.map"
         )
-    return _PROTOCOLS[protocol]
+    return PROTOCOLS[protocol]

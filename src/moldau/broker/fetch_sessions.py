@@ -31,8 +31,10 @@ class FetchedPartition:
     bytes_max: int
     leader_epoch: int
     last_fetched_epoch: int
+    # Where a replica's own log starts; consumers have none.
+    log_start_offset: int = -1
     high_watermark: int = -2
-    log_start_offset: int = -2
+    told_start_offset: int = -2
 
 
 class FetchSession:
@@ -51,7 +53,7 @@ class FetchSession:
         for key, new in wanted:
             old = self.partitions.get(key)  # and keeps its place
             if old is not None:
-                new.high_watermark, new.log_start_offset = old.high_watermark, old.log_start_offset
+                new.high_watermark, new.told_start_offset = old.high_watermark, old.told_start_offset
             self.partitions[key] = new
         for key in forgotten:
             self.partitions.pop(key, None)
@@ -65,9 +67,9 @@ class FetchSession:
             error != 0
             or size > 0
             or state.high_watermark != high_watermark
-            or state.log_start_offset != log_start_offset
+            or state.told_start_offset != log_start_offset
         )
-        state.high_watermark, state.log_start_offset = high_watermark, log_start_offset
+        state.high_watermark, state.told_start_offset = high_watermark, log_start_offset
         if size > 0:
             # Partitions with data go to the end of the line, so that none starves behind a full answer.
             self.partitions[key] = self.partitions.pop(key)

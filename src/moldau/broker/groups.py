@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from moldau.broker.coordinator import Coordinator, Reply
+from moldau.broker.coordinator import Coordinator
 from moldau.broker.dispatch import Context
 from moldau.broker.internal_topics import ensure_internal_topic
+from moldau.broker.reply import Reply
 from moldau.broker.settings import GROUP_PROTOCOLS_KEY, Settings
 from moldau.cluster import OFFSETS_TOPIC, ConfigKind, MetadataDelta, MetadataImage
 from moldau.cluster.config_catalogue import group_key, parse_value

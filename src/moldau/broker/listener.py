@@ -83,10 +83,12 @@ class Listener:
         self._pooled_bytes = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._pauser: asyncio.TimerHandle | None = None
+        self.is_started = False
         self._socket = listen(config)
         self.port: int = self._socket.getsockname()[1]
 
     def start(self) -> None:
+        self.is_started = True
         self.loop.add_reader(self._socket.fileno(), self._accept)
         self._sweep_idle()
 

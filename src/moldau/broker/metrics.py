@@ -4,12 +4,15 @@ from __future__ import annotations
 
 
 class TopicCounters:
-    __slots__ = ("bytes_in", "bytes_out", "messages_in")
+    __slots__ = ("bytes_in", "bytes_out", "messages_in", "replication_bytes_in", "replication_bytes_out")
 
     def __init__(self) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
         self.messages_in = 0
+        # What followers here fetched, and what was given to followers elsewhere.
+        self.replication_bytes_in = 0
+        self.replication_bytes_out = 0
 
 
 class Metrics:
@@ -17,6 +20,8 @@ class Metrics:
         "failed_fetch_requests",
         "failed_produce_requests",
         "fetch_requests",
+        "isr_expands",
+        "isr_shrinks",
         "produce_requests",
         "topics",
     )
@@ -26,6 +31,8 @@ class Metrics:
         self.failed_produce_requests = 0
         self.fetch_requests = 0
         self.failed_fetch_requests = 0
+        self.isr_expands = 0
+        self.isr_shrinks = 0
         self.topics: dict[str, TopicCounters] = {}
 
     def topic(self, name: str) -> TopicCounters:

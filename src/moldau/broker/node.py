@@ -1,7 +1,10 @@
 """A node: everything wired together, started in order, stopped in order.
 
-    directories locked and checked -> metadata log replayed -> quorum led -> registered -> logs opened (recovered) ->
+    directories locked and checked -> metadata log replayed -> quorum joined -> registered -> logs opened (recovered) ->
     listeners open -> unfenced -> ready
+
+A quorum of one is led at once, so that `start` does all of it; in a cluster `start` leaves the rest to a task, and
+`wait_ready` says when it is done.
 
 Handlers see the node as their world: `image`, `replicas`, `controller`, `settings`, `clock`.
 """
@@ -15,18 +18,24 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moldau.broker.active_controller import ActiveController, newest_version
 from moldau.broker.cleaner import Cleaner, RunCleaning, clean_in_thread
 from moldau.broker.connection import Connection
 from moldau.broker.controller import Controller
+from moldau.broker.controller_channel import ControllerChannel
 from moldau.broker.dispatch import Context, Dispatcher
 from moldau.broker.endpoints import WILDCARDS, ListenerSpec, read_listeners
 from moldau.broker.fetch_sessions import FetchSessions
-from moldau.broker.formatting import bootstrap_records, format_directories, random_uuid
+from moldau.broker.formatting import format_directories, random_uuid
 from moldau.broker.http import HttpListener
 from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listen, Listener, ListenerConfig, listen_on_host
+from moldau.broker.membership import Membership
 from moldau.broker.metrics import Metrics
 from moldau.broker.producer_ids import ProducerIds
+from moldau.broker.quorum_network import Addresses, QuorumNetwork
+from moldau.broker.quorum_setup import QuorumSettings, cluster_id_of, make_quorum, read_quorum_settings
 from moldau.broker.replicas import Replicas, directory_id_of
+from moldau.broker.replication import Connect, Replication, connect_to_peer
 from moldau.broker.retention import Retention
 from moldau.broker.settings import Settings
 from moldau.cluster import (
@@ -55,10 +64,11 @@ from moldau.cluster import (
     register_broker,
     register_controller,
 )
-from moldau.consensus import Quorum
+from moldau.consensus import ReplicaKey, VoterEndpoint
 from moldau.kernel import Clock, Dice, Disk, KafkaError, uuid_text
+from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
+from moldau.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
-from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
 from moldau.storage import LogDirectory, LogDirectoryError
 
 if TYPE_CHECKING:
@@ -90,8 +100,10 @@ class Node:
         cluster_id: str | None = None,
         listen: Listen = listen_on_host,
         run_cleaning: RunCleaning | None = None,
+        connect: Connect = connect_to_peer,
     ) -> None:
         """`run_cleaning` takes the cleaner's work elsewhere; without it a thread does it."""
+        self._connect = connect
         self.settings = settings
         settings.say = say
         self.node_id = settings.node_id
@@ -125,7 +137,19 @@ class Node:
         self._busy = 0.0
         self._load_since = (_cpu_ms(), clock.monotonic_ms())
         self.http: HttpListener | None = None
-        self._incarnation_id = random_uuid(dice)
+        self.incarnation_id = random_uuid(dice)
+        self.directory_ids: list[bytes] = []
+        # Done when the node serves; failed when it cannot.
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.is_closed = False
+        self._joining: list[asyncio.Task[None]] = []
+        self._is_loaded = False
+        self._led_epoch = -1
+        self.quorum_settings: QuorumSettings = read_quorum_settings(settings)
+        self.addresses = Addresses(self.quorum_settings.addresses)
+        self.active = ActiveController(self)
+        self.channel = ControllerChannel(self)
+        self.membership = Membership(self)
         # Directories of log.dirs that failed before they could say who they are.
         self._unusable: list[LogDirectory] = []
 
@@ -139,9 +163,11 @@ class Node:
             directories = self._open_directories()
             self._start_controller(directories)
             self._open_listeners()
+            if not self.controller.is_active:
+                self._joining.append(self.loop.create_task(self._join(started_ms)))
+                return
             self._register()
-            was_clean = self.replicas.load(self.image)
-            self._serve(was_clean)
+            self._serve(self._load())
         except BaseException:
             # The process may live on, as a test's does, and try again once what was in the way is gone.
             for listener in self.listeners:
@@ -149,11 +175,58 @@ class Node:
             for directory in self._locked:
                 directory.unlock()
             raise
+        self._say_started(started_ms)
+
+    def _say_started(self, started_ms: int) -> None:
         took_ms = self.clock.monotonic_ms() - started_ms
         self.say(
-            f"node_started node={self.node_id} cluster={self.cluster_id} clean={str(was_clean).lower()}"
+            f"node_started node={self.node_id} cluster={self.cluster_id} clean={str(self._was_clean).lower()}"
             f" partitions={sum(1 for _ in self.replicas)} took_ms={took_ms}"
         )
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    async def wait_ready(self) -> None:
+        """Until the node serves; what stands in its way is raised."""
+        await asyncio.shield(self.ready)
+
+    def _load(self) -> bool:
+        self._was_clean = self.replicas.load(self.image)
+        self._is_loaded = True
+        return self._was_clean
+
+    # -- joining a cluster ---------------------------------------------------------------------------------------------
+
+    async def _join(self, started_ms: int) -> None:
+        """What takes the others: a leader, its consent, and what it has written."""
+        try:
+            for listener, spec in zip(self.listeners, self._specs, strict=True):
+                if spec.is_controller:
+                    listener.start()
+            if self.quorum_settings.is_controller:
+                endpoints = self._registered_endpoints(is_controller=True)
+                self._joining.append(self.loop.create_task(self.membership.register_controller(endpoints)))
+            if self.quorum_settings.is_broker:
+                endpoints = self._registered_endpoints(is_controller=False)
+                await self.membership.register(endpoints, self._previous_epoch())
+                self._load()
+                self._start_serving()
+                self.membership.begin()
+                await self.membership.wait_unfenced()
+            else:
+                self._was_clean = True
+                self._keep_house()
+            self._say_started(started_ms)
+        except Exception as error:
+            # Whoever waits for the node is told; there is nobody else to tell.
+            if not self.ready.done():
+                self.ready.set_exception(error)
+
+    def _previous_epoch(self) -> int:
+        """The broker epoch of the last life, where all directories say that it ended in good order; else -1."""
+        epochs = {directory.read_clean_shutdown() for directory in self.replicas.directories}
+        epoch = epochs.pop() if len(epochs) == 1 else None
+        return -1 if epoch is None else epoch
 
     def _open_directories(self) -> list[LogDirectory]:
         """Lock, check and format all of them; those of `log.dirs` that work are given back."""
@@ -192,7 +265,8 @@ class Node:
         """Format what is empty; refuse what is another's."""
         metas = [meta for directory in directories if (meta := directory.read_meta_properties()) is not None]
         known = next((meta.cluster_id for meta in metas if meta.cluster_id), None)
-        self.cluster_id = self._wanted_cluster_id or known or uuid_text(random_uuid(self._dice))
+        agreed = cluster_id_of(self.quorum_settings.voters)
+        self.cluster_id = self._wanted_cluster_id or known or agreed or uuid_text(random_uuid(self._dice))
         for directory in directories:
             directory.check_meta_properties(self.cluster_id, self.node_id)
         self._metadata_path = self.settings.metadata_directory
@@ -205,7 +279,7 @@ class Node:
                 node_id=self.node_id,
                 dice=self._dice,
                 now_ms=self.clock.now_ms(),
-                static_voters=bool(self.settings.items("controller.quorum.voters")),
+                static_voters=not self.quorum_settings.is_alone,
                 controller_endpoint=controller_endpoint(self._specs),
             )
         except OSError as error:
@@ -231,21 +305,37 @@ class Node:
             on_fault=self.fail,
         )
         self.replicas.unusable_directories = self._unusable
+        self.replication = Replication(self, self._connect)
+        self.replicas.replication = self.replication
         self.retention = Retention(self.replicas, self.settings, self.clock, self.say)
         run_cleaning = self._run_cleaning or clean_in_thread(self.replicas, self._disk)
         self.cleaner = Cleaner(self.replicas, self.settings, self.clock, self._disk, run_cleaning, self.say)
-        self._directory_ids = list(by_id)
+        self.directory_ids = list(by_id)
         metadata_directory = next(each for each in self._locked if each.path == self._metadata_path)
         log = MetadataLog(metadata_directory.disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
         try:
-            image = log.load()
-            state = log.read_quorum_state()
+            image = log.load_snapshot()
         except MetadataLogError as error:
             raise StartError(str(error)) from None
         self._check_metadata_version(image)
         meta = LogDirectory(self._disk, self._metadata_path).read_meta_properties()
         assert meta is not None and meta.directory_id is not None
-        quorum = Quorum(self.node_id, directory_id_of(meta.directory_id), (self.node_id,), state)
+        self.network = QuorumNetwork(
+            self.node_id,
+            self.cluster_id,
+            self.addresses,
+            self.settings,
+            clock=self.clock,
+            loop=self.loop,
+            own_endpoints=self._own_voter_endpoints,
+            say=self.say,
+        )
+        key = ReplicaKey(self.node_id, directory_id_of(meta.directory_id))
+        try:
+            quorum = make_quorum(self.settings, self.quorum_settings, key, log, self._dice)
+        except MetadataLogError as error:
+            raise StartError(str(error)) from None
+        self.addresses.quorum = self.network.quorum = quorum
         self.controller = Controller(
             log,
             quorum,
@@ -253,18 +343,20 @@ class Node:
             clock=self.clock,
             loop=self.loop,
             publish=self._publish,
+            send=self.network.send,
+            on_leadership=self._follow_leadership,
             snapshot_after_bytes=lambda: self.settings.integer(SNAPSHOT_KEY),
             say=self.say,
             on_fault=self._on_metadata_fault,
         )
-        self.producer_ids = ProducerIds(self.controller, self.node_id, self.loop)
+        self.network.step = self.controller.step
+        self.producer_ids = ProducerIds(self)
         self.image = image
         self.settings.apply_dynamic(image)
-        self.controller.start()
-        if log.is_transaction_open:
-            self.controller.change_now([AbortTransactionRecord(reason="the controller was restarted")])
-        if METADATA_VERSION not in image.features:
-            self.controller.change_now(bootstrap_records(METADATA_VERSION_MAX))
+        try:
+            self.controller.start()
+        except MetadataLogError as error:
+            raise StartError(str(error)) from None
         kept = levels_kept_only(self.image)
         if kept:
             levels = " ".join(f"{name}={level}" for name, level in sorted(kept.items()))
@@ -277,13 +369,6 @@ class Node:
                 f"the metadata log is at metadata.version {level}, older than"
                 f" {metadata_release(METADATA_VERSION_MIN)} ({METADATA_VERSION_MIN})"
             )
-        for voter in self.settings.items("controller.quorum.voters"):
-            voter_id = voter.partition("@")[0]
-            if voter_id != str(self.node_id):
-                raise StartError(
-                    f"controller.quorum.voters names node {voter_id}: a quorum of several nodes is not served yet,"
-                    f" name only {self.node_id}"
-                )
 
     def _open_listeners(self) -> None:
         for spec in self._specs:
@@ -336,15 +421,15 @@ class Node:
         controller_endpoints = self._registered_endpoints(is_controller=True) or broker_endpoints[:1]
         self.controller.change_now(
             [
-                register_controller(self.node_id, self._incarnation_id, controller_endpoints, SUPPORTED_FEATURES),
+                register_controller(self.node_id, self.incarnation_id, controller_endpoints, SUPPORTED_FEATURES),
                 register_broker(
                     self.node_id,
                     epoch,
-                    self._incarnation_id,
+                    self.incarnation_id,
                     broker_endpoints,
                     SUPPORTED_FEATURES,
                     self.settings.text("broker.rack") or None,
-                    self._directory_ids,
+                    self.directory_ids,
                 ),
             ]
         )
@@ -360,12 +445,23 @@ class Node:
             endpoints.append(Endpoint(spec.name, host, port or listener.port, spec.security_protocol))
         return endpoints
 
+    def _own_voter_endpoints(self) -> list[VoterEndpoint]:
+        endpoints = self._registered_endpoints(is_controller=True)
+        return [VoterEndpoint(each.listener, each.host, each.port) for each in endpoints]
+
     def _serve(self, was_clean: bool) -> None:
+        self.membership.epoch = self.image.brokers[self.node_id].epoch
+        policy = self.active.policy(self.image)
         records: list[Any] = [change_fencing(self.image, self.node_id, UNFENCE)]
-        records += lead_again(self.image, self.node_id, unclean=not was_clean)
+        records += lead_again(self.image, self.node_id, policy, unclean=not was_clean)
         self.controller.change_now(records)
+        self._start_serving()
+        self.membership.begin()
+
+    def _start_serving(self) -> None:
         for listener in self.listeners:
-            listener.start()
+            if not listener.is_started:
+                listener.start()
         self._checkpoint_at_ms = self._expired_at_ms = self.clock.monotonic_ms()
         if self._has_groups:
             self.groups.coordinator.follow_metadata()
@@ -391,11 +487,17 @@ class Node:
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """A committed change: from here on it is what every handler sees."""
         self.image = image
+        if not self._is_loaded:
+            # The logs are opened by the image that stands when the node is registered.
+            self.settings.apply_dynamic(image)
+            return
         if any(resource.kind == ConfigKind.BROKER for resource in delta.configs_changed):
             self.settings.apply_dynamic(image)
             for spec, listener in zip(self._specs, self.listeners, strict=True):
                 listener.config = self._listener_config(spec)
         reconfigured = self.replicas.apply(delta, image)
+        if delta.brokers is not None:
+            self.replication.on_brokers_changed()
         if reconfigured:
             self.retention.look_soon_at(reconfigured)
         if self._has_groups:
@@ -405,6 +507,21 @@ class Node:
         for topic in delta.topics_removed.values():
             if topic.name not in image.topics:
                 self.metrics.forget(topic.name)
+
+    def _follow_leadership(self) -> None:
+        """Another leader of the metadata quorum, or none: this node perhaps."""
+        quorum = self.controller.quorum
+        led_epoch = quorum.epoch if quorum.is_leader else -1
+        if led_epoch != self._led_epoch:
+            was_active, self._led_epoch = self._led_epoch >= 0, led_epoch
+            if led_epoch >= 0:
+                self.say(f"controller_elected node={self.node_id} epoch={led_epoch}")
+                self.active.take_over()
+            elif was_active:
+                self.say(f"controller_resigned node={self.node_id} epoch={quorum.epoch}")
+                self.active.step_down()
+        if quorum.leader_id >= 0:
+            self.membership.nudge()
 
     @property
     def groups(self) -> Groups:
@@ -441,15 +558,30 @@ class Node:
         return self._transactions is not None or TRANSACTIONS_TOPIC in self.image.topics
 
     async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
+        if not self.controller.is_active:
+            response: CreateTopicsResponse = await self.channel.forward(request, newest_version(request))
+            return response
         return await self.controller.change(lambda image: self.topic_decider.create(image, request))
 
     async def move_replica(self, topic: str, index: int, path: str) -> None:
         """AlterReplicaLogDirs: move the files, then say in the metadata where they are."""
         directory_id = await self.replicas.move(topic, index, path)
-        if directory_id is not None:
+        if directory_id is None:
+            return
+        if self.controller.is_active:
             await self.controller.change(
                 lambda image: decide_assign_directory(image, topic, index, self.node_id, directory_id)
             )
+            return
+        kinds = AssignReplicasToDirsRequest
+        partition = kinds.TopicData(self.image.topics[topic].id, [kinds.PartitionData(index)])
+        directories = [kinds.DirectoryData(directory_id, [partition])]
+        await self.channel.ask(kinds(self.node_id, self.membership.epoch, directories))
+
+    async def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
+        """A leader's word on who is in sync, to the active controller, wherever that is."""
+        response: AlterPartitionResponse = await self.channel.ask(request)
+        return response
 
     def _topic_defaults(self) -> TopicDefaults:
         return TopicDefaults(
@@ -457,7 +589,12 @@ class Node:
         )
 
     def _choose_directory(self, replica: int) -> bytes:
-        return self.replicas.choose_directory(replica)
+        """Where a new replica lives: of our own directories we know which is emptiest."""
+        broker = self.controller.latest.brokers.get(replica)
+        if replica == self.node_id and self._is_loaded:
+            return self.replicas.choose_directory(replica)
+        ids = () if broker is None else broker.log_directories
+        return ids[self._dice.below(len(ids))] if ids else bytes(16)
 
     def _describe_topic_configs(self, overrides: Mapping[str, str]) -> list[CreateTopicsResponse.CreatableTopicConfigs]:
         from moldau.broker.handlers.k32_describe_configs import topic_configs_of_new_topic
@@ -470,15 +607,8 @@ class Node:
     def kraft_version(self) -> int:
         return self.controller.log.voters.kraft_version
 
-    def voter_directory_id(self, voter: int) -> bytes:
-        if self.kraft_version == 0 or voter != self.node_id:
-            return bytes(16)
-        record = self.controller.log.voters.record
-        entries = record.voters if record is not None else []
-        return next((each.voter_directory_id for each in entries if each.voter_id == voter), bytes(16))
-
     def controller_id_for_clients(self) -> int:
-        """Any broker forwards to the controller, so Kafka names a random alive one; here there is one."""
+        """Any broker forwards to the controller, so Kafka names a random alive one; this one will do."""
         return self.node_id
 
     def endpoint_for(self, broker: BrokerRegistration, context: Context) -> Endpoint | None:
@@ -518,7 +648,7 @@ class Node:
             if not spec.is_controller:
                 host = "127.0.0.1" if spec.host in WILDCARDS else spec.host
                 return f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
-        raise AssertionError("a node has a broker listener")
+        return f"{self._specs[0].host or '127.0.0.1'}:{self.listeners[0].port}"
 
     def busy_fraction(self) -> float:
         """The share of a core that this process used since the last housekeeping but one."""
@@ -540,6 +670,7 @@ class Node:
         self.replicas.delete_due_segments()
         self.replicas.disk_faults.look_at_space(self.clock.monotonic_ms())
         self.replicas.retry_unopened()
+        self.replication.look_if_due()
         self.retention.look_if_due()
         self.cleaner.look_if_due()
         now_ms = self.clock.monotonic_ms()
@@ -593,13 +724,19 @@ class Node:
         """Finish what is in flight, write everything down, leave a clean mark."""
         if self.is_stopping:
             return
+        if self._is_loaded and self._has_company():
+            await self.membership.leave()
         self.is_stopping = True
+        await self.membership.stop()
+        for task in self._joining:
+            task.cancel()
         if self._housekeeper is not None:
             self._housekeeper.cancel()
         if self.http is not None:
             self.http.close()
         for listener in self.listeners:
             listener.stop_accepting()
+        await self.replication.stop()
         # Transactions first: the offsets of one that ends now are the groups' affair.
         if self._transactions is not None:
             self._transactions.stop()
@@ -617,9 +754,19 @@ class Node:
         if self._checkpointing is not None:
             await self._checkpointing
         await self.controller.wait_idle()
-        epoch = self.image.brokers[self.node_id].epoch
+        registered = self.image.brokers.get(self.node_id)
+        epoch = self.membership.epoch
         try:
-            self.controller.change_now([change_fencing(self.image, self.node_id, FENCE)])
+            is_alone = self.controller.is_active and len(self.controller.quorum.voters.all) == 1
+            if is_alone and registered is not None and not registered.fenced:
+                self.controller.change_now([change_fencing(self.image, self.node_id, FENCE)])
+            elif self.controller.is_active:
+                self.controller.resign()
+                await self.network.drain()
+            self.active.close()
+            self.network.close()
+            self.channel.close()
+            self.is_closed = True
             self.controller.close()
         except (KafkaError, OSError) as error:
             # The next start registers anew anyway; the logs must be closed all the same.
@@ -628,6 +775,10 @@ class Node:
         for directory in self._locked:
             directory.unlock()
         self.say(f"node_stopped node={self.node_id}")
+
+    def _has_company(self) -> bool:
+        """Whether there are brokers that can take over what this one leads."""
+        return any(broker.node_id != self.node_id for broker in self.image.alive_brokers)
 
     def _owed(self) -> bool:
         return any(connection.is_owed_answers for listener in self.listeners for connection in listener.connections)

@@ -1,18 +1,30 @@
-"""A replica on this broker: its log, its leadership, and who waits for more.
+"""A replica on this broker: its log, its part (leader or follower), and who waits for more.
 
-The produce path appends through here, the fetch path reads through here; whatever becomes visible wakes the waiters.
+The produce path appends through here, the fetch path reads through here, replica fetchers append through here what a
+leader elsewhere wrote; whatever becomes visible wakes the waiters. What is committed and who is in sync is decided by
+the machines in `moldau.cluster`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from moldau.broker.metrics import TopicCounters
+from moldau.broker.reply import Reply
 from moldau.broker.verification import Verifications
-from moldau.cluster import INTERNAL_TOPICS, PartitionLeader
-from moldau.kernel import ErrorCode, KafkaError
+from moldau.cluster import (
+    INTERNAL_TOPICS,
+    InSyncProposal,
+    PartitionFollower,
+    PartitionImage,
+    PartitionLeader,
+    truncation_offset,
+)
+from moldau.kernel import Buffer, ErrorCode, KafkaError
+from moldau.protocol.batches import HEADER_BYTES, read_header
 from moldau.protocol.markers import Marker, build_marker
 from moldau.storage import AppendResult, FlushTask, LogConfig, LogSlice, PartitionLog
 
@@ -26,15 +38,20 @@ INT64_MAX = 2**63 - 1
 
 class Partition:
     __slots__ = (
+        "_acks_waiters",
+        "_end_waiters",
         "_flush_idle",
         "_flush_waiters",
         "_flushes_held",
+        "_high_watermark",
         "_replicas",
         "_uncommitted_ends",
         "_waiters",
         "cleaned_to",
         "counters",
         "flushes",
+        "follower",
+        "has_followers",
         "index",
         "is_cleaned",
         "is_flushing",
@@ -49,6 +66,7 @@ class Partition:
         "syncs_each_batch",
         "topic",
         "topic_id",
+        "truncation_wanted",
         "verifications",
         "why_removed",
     )
@@ -67,11 +85,20 @@ class Partition:
         # Nothing is acknowledged, or shown to readers, before it is on disk.
         self.syncs_each_batch = log.config.flush_messages <= 1
         self.leader: PartitionLeader | None = None
+        self.follower: PartitionFollower | None = None
+        # Whether acks=all may have to wait for other brokers.
+        self.has_followers = False
+        # What was known to be committed before this broker was told its part.
+        self._high_watermark = log.start_offset
         self.leader_id = -1
         self.leader_epoch = -1
         self.min_in_sync = 1
         # Called (and dropped) when more becomes visible; each fetch that waits adds one.
         self._waiters: list[Callable[[], None]] | None = None
+        # The same for what is in the log, committed or not: followers' fetches.
+        self._end_waiters: list[Callable[[], None]] | None = None
+        # (end offset, reply) of acks=all appends, in the order of the offsets.
+        self._acks_waiters: list[tuple[int, Reply]] = []
         # (first offset of a transaction, offset of its marker) whose marker is above the high watermark.
         self._uncommitted_ends: list[tuple[int, int]] | None = None
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] | None = None
@@ -82,6 +109,8 @@ class Partition:
         self.why_removed: KafkaError | None = None
         # Where DeleteRecords will let the log start once the checkpoint says so.
         self.start_wanted = 0
+        # Where the log will end once the checkpoint says no more than that.
+        self.truncation_wanted: int | None = None
         self.move: ReplicaMove | None = None
         # How far the cleaner came, as the checkpoint says; and while it works here, when it is done.
         self.cleaned_to: int | None = None
@@ -96,8 +125,12 @@ class Partition:
         self.log.apply_config(config)
         self.flushes = config.flush_messages < INT64_MAX
         self.syncs_each_batch = config.flush_messages <= 1
-        self.min_in_sync = min_in_sync
+        self.require_in_sync(min_in_sync)
+
+    def require_in_sync(self, replicas_min: int) -> None:
+        self.min_in_sync = replicas_min
         if self.leader is not None:
+            self.leader.require_in_sync(replicas_min)
             self._advance(self.leader)
 
     @property
@@ -107,36 +140,84 @@ class Partition:
     def remove(self, now_ms: int, why: KafkaError) -> None:
         """The topic is deleted, or its disk failed: nobody waits here any longer."""
         self.why_removed = why
-        self.leader = None
+        self._end_part(why)
         self.leader_id = -1
-        self.wake()
         self._fail_flush_waiters(why)
         self.log.close(clean=False, now_ms=now_ms)
 
     # -- leadership ----------------------------------------------------------------------------------------------------
 
-    def lead(self, node_id: int, leader_epoch: int, isr: tuple[int, ...]) -> None:
-        if self.leader is None or leader_epoch > self.leader_epoch:
-            self.log.epochs.assign(leader_epoch, self.log.end_offset)
-            self.leader = PartitionLeader(node_id, leader_epoch, isr, self.log.start_offset)
-        self.leader.isr = isr
+    def lead(self, assigned: PartitionImage, node_id: int, node_epoch: int, now_ms: int) -> None:
+        """The metadata says that we lead; `now_ms` is the monotonic clock's."""
+        leader = self.leader
+        if leader is None or assigned.leader_epoch > self.leader_epoch:
+            high_watermark = min(self.high_watermark, self.log.end_offset)
+            self._end_part(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            self.log.epochs.assign(assigned.leader_epoch, self.log.end_offset)
+            leader = self.leader = PartitionLeader(
+                node_id,
+                assigned.leader_epoch,
+                assigned.isr,
+                high_watermark,
+                replicas=assigned.replicas,
+                partition_epoch=assigned.partition_epoch,
+                epoch_start_offset=self.log.end_offset,
+                min_in_sync=self.min_in_sync,
+                node_epoch=node_epoch,
+                now_ms=now_ms,
+            )
+        else:
+            before = leader.isr
+            leader.follow_metadata(assigned.partition_epoch, assigned.replicas, assigned.isr, node_epoch, now_ms)
+            self._replicas.note_isr(self, before, leader.isr)
         self.leader_id = node_id
-        self.leader_epoch = leader_epoch
-        self.leader.advance(self.log.end_offset)
+        self.leader_epoch = assigned.leader_epoch
+        self.has_followers = bool(leader.followers)
+        self._advance(leader)
+
+    def follow(self, assigned: PartitionImage) -> None:
+        """The metadata says that another broker leads, or none."""
+        if self.follower is None or assigned.leader_epoch > self.leader_epoch:
+            high_watermark = self.high_watermark
+            self._end_part(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            self.follower = PartitionFollower(assigned.leader, assigned.leader_epoch, high_watermark)
+        self.leader_id = assigned.leader
+        self.leader_epoch = assigned.leader_epoch
+
+    def _end_part(self, why: KafkaError) -> None:
+        """Whoever waits for what this leader or follower was to bring about looks elsewhere."""
+        self._high_watermark = self.high_watermark
+        self.leader = self.follower = None
+        self.has_followers = False
+        waiters, self._acks_waiters = self._acks_waiters, []
+        for _, reply in waiters:
+            if not reply.is_done:
+                reply.give(why)
+        self._wake_followers()
+        self.wake()
+
+    def restore_high_watermark(self, checkpointed: int) -> None:
+        """What the last run of this broker knew to be committed, before the metadata gives us a part."""
+        self._high_watermark = max(self.log.start_offset, min(checkpointed, self.log.end_offset))
 
     def require_leader(self, epoch_of_client: int = -1) -> PartitionLeader:
-        """Trap 20: an older epoch is fenced, a newer one is news to us."""
         if epoch_of_client >= 0 and epoch_of_client != self.leader_epoch:
-            if epoch_of_client < self.leader_epoch:
-                raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
-            raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+            self.require_epoch(epoch_of_client)
         if self.leader is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return self.leader
 
+    def require_epoch(self, epoch_of_client: int) -> None:
+        """Trap 20: an older epoch is fenced, a newer one is news to us."""
+        if 0 <= epoch_of_client < self.leader_epoch:
+            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
+        if epoch_of_client > self.leader_epoch:
+            raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+
     @property
     def high_watermark(self) -> int:
-        return self.leader.high_watermark if self.leader is not None else self.log.start_offset
+        part = self.leader or self.follower
+        return self._high_watermark if part is None else part.high_watermark
 
     @property
     def last_stable_offset(self) -> int:
@@ -152,6 +233,129 @@ class Partition:
         self._uncommitted_ends = ends or None
         return min([high_watermark, *(first for first, _ in ends)])
 
+    # -- followers -----------------------------------------------------------------------------------------------------
+
+    def note_follower_fetch(self, replica: int, broker_epoch: int, offset: int, start_offset: int) -> None:
+        """A follower of ours has everything below `offset`; KafkaError when it is none."""
+        leader, replicas = self.require_leader(), self._replicas
+        proposal = leader.note_fetch(
+            replica,
+            broker_epoch,
+            offset,
+            start_offset,
+            self.log.end_offset,
+            replicas.clock.monotonic_ms(),
+            lag_ms_max=replicas.lag_ms_max,
+            is_eligible=replicas.is_eligible,
+        )
+        if proposal is not None:
+            replicas.propose(self, proposal)
+        self._advance(leader)
+
+    def drop_laggards(self) -> None:
+        """The time or the cluster's brokers changed: who is in sync no longer, who is not waited for any more."""
+        leader, replicas = self.leader, self._replicas
+        if leader is None or not self.has_followers:
+            return
+        proposal = leader.drop_laggards(
+            self.log.end_offset,
+            replicas.clock.monotonic_ms(),
+            lag_ms_max=replicas.lag_ms_max,
+            is_eligible=replicas.is_eligible,
+        )
+        if proposal is not None:
+            replicas.propose(self, proposal)
+        self._advance(leader)
+
+    def on_proposal_accepted(
+        self, proposal: InSyncProposal, leader_epoch: int, partition_epoch: int, isr: tuple[int, ...]
+    ) -> None:
+        leader = self.leader
+        if leader is not None:
+            before = leader.isr
+            leader.on_accepted(proposal, leader_epoch, partition_epoch, isr)
+            self._replicas.note_isr(self, before, leader.isr)
+            self._advance(leader)
+
+    def on_proposal_refused(self, proposal: InSyncProposal, code: ErrorCode) -> bool:
+        """Whether to ask again."""
+        leader = self.leader
+        if leader is None:
+            return False
+        again = leader.on_refused(proposal, code)
+        self._advance(leader)
+        return again
+
+    # -- following -----------------------------------------------------------------------------------------------------
+
+    def append_fetched(self, batches: Buffer, leader_high_watermark: int, leader_start_offset: int) -> None:
+        """What the leader answered to a fetch from our end. KafkaError when a batch is damaged or out of place."""
+        follower, log = self.follower, self.log
+        assert follower is not None
+        if len(batches):
+            begin = log.end_offset
+            log.append_as_follower(batches)
+            self._note_ends()
+            self.counters.replication_bytes_in += len(batches)
+            if log.end_offset == begin:
+                # The leader always gives a whole batch; less is no answer.
+                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the leader's answer for {self} has no whole batch")
+        moved = follower.on_fetched(leader_high_watermark, log.end_offset)
+        if leader_start_offset > log.start_offset:
+            self.start_wanted = max(self.start_wanted, min(leader_start_offset, follower.high_watermark))
+        if moved and self._waiters:
+            self.wake()
+
+    def begins_before_us(self, batches: Buffer) -> int | None:
+        """Where an empty log has to begin, when the leader's begins in the middle of a batch: we need all of it."""
+        log = self.log
+        if log.end_offset != log.start_offset or len(batches) < HEADER_BYTES:
+            return None
+        header = read_header(batches)
+        return header.base_offset if header.base_offset < log.end_offset <= header.last_offset else None
+
+    def _note_ends(self) -> None:
+        """Transactions that just ended count as open until their markers are committed: they may yet be lost."""
+        ended = self.log.take_ended()
+        if ended and (self.syncs_each_batch or self.has_followers or self.follower is not None):
+            ends = [(each.first_offset, each.last_offset) for each in ended]
+            self._uncommitted_ends = [*(self._uncommitted_ends or ()), *ends]
+
+    async def truncate(self, diverging_epoch: int, diverging_end: int) -> None:
+        """Give up what the leader does not have, so far as its answer tells."""
+        log = self.log
+        await self.truncate_to(truncation_offset(log.epochs, log.end_offset, diverging_epoch, diverging_end))
+
+    async def truncate_to(self, offset: int) -> None:
+        """Once no checkpoint says that there is more. OSError, KafkaError: nothing, or not everything, was cut."""
+        follower, log = self.follower, self.log
+        if offset < log.recovery_point:
+            self.truncation_wanted = offset
+            try:
+                await self._replicas.checkpoints.write()
+            finally:
+                self.truncation_wanted = None
+        if self.follower is not follower or follower is None or self.is_removed:
+            return  # told another part meanwhile
+        log.truncate_to(offset)
+        follower.on_truncated(log.end_offset)
+        if self._uncommitted_ends is not None:
+            self._uncommitted_ends = [each for each in self._uncommitted_ends if each[1] < log.end_offset] or None
+
+    async def restart_at(self, offset: int) -> None:
+        """The leader has nothing of what we have any more: begin anew where it begins."""
+        follower, log = self.follower, self.log
+        self.truncation_wanted = 0
+        try:
+            await self._replicas.checkpoints.write()
+        finally:
+            self.truncation_wanted = None
+        if self.follower is not follower or follower is None or self.is_removed:
+            return
+        log.truncate_fully_and_start_at(offset)
+        self._uncommitted_ends = None
+        follower.on_restarted(offset)
+
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def append(self, batch: bytearray | memoryview, acks: int, now_ms: int) -> AppendResult:
@@ -160,10 +364,12 @@ class Partition:
         if leader is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if acks == -1 and self.min_in_sync > 1:
-            leader.check_in_sync(self.min_in_sync)
+            leader.check_in_sync()
         log = self.log
         result = log.append_as_leader(batch, leader.leader_epoch, now_ms)
-        if not self.syncs_each_batch and leader.advance(log.end_offset) and self._waiters:
+        if self.has_followers:
+            self._on_appended(leader)
+        elif not self.syncs_each_batch and leader.advance(log.end_offset) and self._waiters:
             self.wake()
         if not result.duplicate:
             counters = self.counters
@@ -176,7 +382,7 @@ class Partition:
         leader = self._require_in_sync()
         producer_id = self.log.append_in_transaction(batch, leader.leader_epoch, now_ms)
         self.verifications.end(producer_id)
-        self._advance(leader)
+        self._on_appended(leader)
 
     def append_marker(
         self, producer_id: int, producer_epoch: int, marker: Marker, transaction_version: int, now_ms: int
@@ -184,35 +390,66 @@ class Partition:
         """End a producer's transaction here; the offset that must be committed before this may be relied on."""
         leader = self._require_in_sync()
         batch = build_marker(producer_id, producer_epoch, marker, now_ms)
-        state = self.log.producers.get(producer_id)
-        first_offset = -1 if state is None else state.transaction_first_offset
         self.log.append_control(batch, leader.leader_epoch, now_ms, transaction_version=transaction_version)
+        self._note_ends()
         # Batches that were verified before belong to the transaction that is over now.
         self.verifications.end(producer_id)
-        end_offset = self.log.end_offset
-        if first_offset >= 0 and (self.syncs_each_batch or len(leader.isr) > 1):
-            self._uncommitted_ends = [*(self._uncommitted_ends or ()), (first_offset, end_offset - 1)]
-        self._advance(leader)
-        return end_offset
+        self._on_appended(leader)
+        return self.log.end_offset
 
     def _require_in_sync(self) -> PartitionLeader:
         leader = self.require_leader()
         if self.min_in_sync > 1:
-            leader.check_in_sync(self.min_in_sync)
+            leader.check_in_sync()
         return leader
 
+    def _on_appended(self, leader: PartitionLeader) -> None:
+        """Followers fetch what is not committed, too."""
+        self._wake_followers()
+        self._advance(leader)
+
     def _advance(self, leader: PartitionLeader) -> None:
-        """The log grew or was synced, or a transaction ended: more may be visible."""
+        """The log grew or was synced, a follower fetched, or a transaction ended: more may be visible."""
         leader.advance(self.log.recovery_point if self.syncs_each_batch else self.log.end_offset)
+        waiting = self._acks_waiters
+        while waiting and (verdict := leader.verdict(waiting[0][0])) is not None:
+            _, reply = waiting.pop(0)
+            if not reply.is_done:
+                reply.give(None if verdict is ErrorCode.NONE else KafkaError(verdict))
         if self._waiters:
             self.wake()
+
+    def _wake_followers(self) -> None:
+        waiters, self._end_waiters = self._end_waiters, None
+        for waiter in waiters or ():
+            waiter()
+
+    def when_committed(self, end_offset: int) -> Reply:
+        """Done when every in-sync replica has what lies below; KafkaError when this leader will never know."""
+        reply = Reply()
+        leader = self.leader
+        verdict = ErrorCode.NOT_LEADER_OR_FOLLOWER if leader is None else leader.verdict(end_offset)
+        if verdict is not None:
+            reply.give(None if verdict is ErrorCode.NONE else KafkaError(verdict))
+        while self._acks_waiters and self._acks_waiters[0][1].is_done:
+            self._acks_waiters.pop(0)  # its requester has given up
+        if reply.is_done:
+            return reply
+        if self._acks_waiters and self._acks_waiters[-1][0] > end_offset:
+            # A retry of what came before others that wait.
+            insort(self._acks_waiters, (end_offset, reply), key=lambda each: each[0])
+        else:
+            self._acks_waiters.append((end_offset, reply))
+        return reply
 
     def append_own(self, batch: bytearray, count: int, now_ms: int) -> None:
         """A coordinator's batch of `count` records of this moment, as if it came with acks of all replicas."""
         leader = self._require_in_sync()
         log = self.log
         log.append_own(batch, count, now_ms, leader.leader_epoch, now_ms)
-        if not self.syncs_each_batch and leader.advance(log.end_offset) and self._waiters:
+        if self.has_followers:
+            self._on_appended(leader)
+        elif not self.syncs_each_batch and leader.advance(log.end_offset) and self._waiters:
             self.wake()
         counters = self.counters
         counters.bytes_in += len(batch)
@@ -247,6 +484,15 @@ class Partition:
         if self._waiters and waiter in self._waiters:
             self._waiters.remove(waiter)
 
+    def add_end_waiter(self, waiter: Callable[[], None]) -> None:
+        if self._end_waiters is None:
+            self._end_waiters = []
+        self._end_waiters.append(waiter)
+
+    def drop_end_waiter(self, waiter: Callable[[], None]) -> None:
+        if self._end_waiters and waiter in self._end_waiters:
+            self._end_waiters.remove(waiter)
+
     # -- out -----------------------------------------------------------------------------------------------------------
 
     def visible_end(self, isolation_level: int) -> int:
@@ -255,6 +501,13 @@ class Partition:
     def read(self, offset: int, bytes_max: int, isolation_level: int, *, at_least_one: bool) -> LogSlice | None:
         end = self.visible_end(isolation_level)
         piece = self.log.read(offset, bytes_max, offset_max=end, at_least_one=at_least_one)
+        if piece is not None:
+            piece.on_read_error = self.note_read_error
+        return piece
+
+    def read_for_replica(self, offset: int, bytes_max: int, *, at_least_one: bool) -> LogSlice | None:
+        """Committed or not: it becomes so by being fetched."""
+        piece = self.log.read(offset, bytes_max, offset_max=INT64_MAX, at_least_one=at_least_one)
         if piece is not None:
             piece.on_read_error = self.note_read_error
         return piece

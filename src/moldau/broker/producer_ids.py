@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import TYPE_CHECKING
 
-from moldau.broker.controller import Controller
-from moldau.cluster import decide_allocate_producer_ids
-from moldau.kernel import KafkaError
+from moldau.kernel import ErrorCode, KafkaError
+from moldau.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+
+if TYPE_CHECKING:
+    from moldau.broker.node import Node
 
 # When so few are left the next block is asked for, so that hardly anybody has to wait for it.
 PREFETCH_BELOW = 100
 
 
 class ProducerIds:
-    def __init__(self, controller: Controller, node_id: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._controller = controller
-        self._node_id = node_id
-        self._loop = loop
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._loop = node.loop
         self._ids: deque[int] = deque()
         self._refill: asyncio.Task[None] | None = None
 
@@ -44,8 +46,12 @@ class ProducerIds:
         return self._refill
 
     async def _fetch_block(self) -> None:
-        block = await self._controller.change(lambda image: decide_allocate_producer_ids(image, self._node_id))
-        self._ids += block
+        node = self._node
+        request = AllocateProducerIdsRequest(node.node_id, node.membership.epoch)
+        answer: AllocateProducerIdsResponse = await node.channel.ask(request)
+        if answer.error_code:
+            raise KafkaError(ErrorCode(answer.error_code), "The controller gave no producer ids.")
+        self._ids += range(answer.producer_id_start, answer.producer_id_start + answer.producer_id_len)
 
 
 def _seen(refill: asyncio.Task[None]) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moldau.broker.checkpoints import Checkpoints
 from moldau.broker.disk_faults import DiskFaults
@@ -20,10 +20,13 @@ from moldau.broker.partition import Partition
 from moldau.broker.recovery import LogToOpen, Opened, recover
 from moldau.broker.replica_moves import ReplicaMove
 from moldau.broker.settings import Settings
-from moldau.cluster import ConfigKind, MetadataDelta, MetadataImage, PartitionImage, TopicImage
+from moldau.cluster import ConfigKind, InSyncProposal, MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from moldau.kernel import Clock, Dice, Disk, ErrorCode, KafkaError, TopicPartition, parse_uuid
 from moldau.protocol.wire import write_uvarint
-from moldau.storage import DamagedLogError, LogConfig, LogDirectory, PartitionLog
+from moldau.storage import DamagedLogError, LogConfig, LogDirectory, LogDirectoryError, PartitionLog
+
+if TYPE_CHECKING:
+    from moldau.broker.replication import Replication
 
 # Directory ids below this are reserved by KRaft (unassigned, lost, migrating).
 _RESERVED_DIRECTORY_ID_MAX = 100
@@ -41,6 +44,7 @@ class _Home(NamedTuple):
     start_offset: int = 0
     is_clean: bool = False
     cleaned_to: int | None = None
+    high_watermark: int = 0
     # What is wrong with the files; such a replica is not opened again before the next start.
     damage: str | None = None
 
@@ -66,7 +70,7 @@ class Replicas:
         self._directories = directories
         self._settings = settings
         self._metrics = metrics
-        self._clock = clock
+        self.clock = clock
         self._dice = dice
         self.loop = loop
         self.say = say
@@ -86,6 +90,8 @@ class Replicas:
         self._chosen: Counter[bytes] = Counter()
         self.checkpoints = Checkpoints(self, disk)
         self.disk_faults = DiskFaults(self, disk, on_offline=on_offline, on_fault=on_fault)
+        # Told of every change of a partition's part; takes what leaders propose to the controller.
+        self.replication: Replication | None = None
         self._deletions: list[str] = []
         self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="moldau-slow")
 
@@ -160,8 +166,9 @@ class Replicas:
             self._by_name[partition.topic][partition.index] = None
             start_offset = max(log.start_offset, partition.start_wanted)
             self._unopened[name] = _Home(directory_id, log.recovery_point, start_offset)
+            self._stop_fetching(partition)
             log.fail(reason)
-            partition.remove(self._clock.now_ms(), self.absence(partition.topic, partition.index))
+            partition.remove(self.clock.now_ms(), self.absence(partition.topic, partition.index))
         return len(partitions)
 
     def in_directory(self, directory: LogDirectory) -> Iterator[Partition]:
@@ -222,14 +229,14 @@ class Replicas:
             path = directory.partition_path(name)
             opening = partial(self._open_log, path, topic.id, home, config)
             logs.setdefault(directory.path, []).append(LogToOpen(name, opening))
-        return recover(logs, self._clock, self.say) if len(logs) > 1 else {}
+        return recover(logs, self.clock, self.say) if len(logs) > 1 else {}
 
     def _open_log(self, path: str, topic_id: bytes, home: _Home, config: LogConfig) -> PartitionLog:
         log = PartitionLog.open(
             self._disk,
             path,
             config,
-            now_ms=self._clock.now_ms(),
+            now_ms=self.clock.now_ms(),
             recovery_point=home.recovery_point,
             start_offset=home.start_offset,
             clean=home.is_clean,
@@ -253,7 +260,11 @@ class Replicas:
                     continue
                 name = found.partition
                 topic = image.topics.get(name.topic)
-                if topic is None or name.partition >= len(topic.partitions):
+                if (
+                    topic is None
+                    or name.partition >= len(topic.partitions)
+                    or self._node_id not in topic.partitions[name.partition].replicas
+                ):
                     self._set_aside(name, loaded.directory)
                     continue
                 other = homes.get(name)
@@ -270,7 +281,14 @@ class Replicas:
         if self.checkpoints.are_stale(path):
             return _Home(directory_id)
         recovery_point, start_offset = loaded.recovery_points.get(name, 0), loaded.start_offsets.get(name, 0)
-        return _Home(directory_id, recovery_point, start_offset, loaded.is_clean, loaded.cleaned_offsets.get(name))
+        return _Home(
+            directory_id,
+            recovery_point,
+            start_offset,
+            loaded.is_clean,
+            loaded.cleaned_offsets.get(name),
+            loaded.high_watermarks.get(name, 0),
+        )
 
     def _set_aside(self, name: TopicPartition, directory: LogDirectory) -> None:
         try:
@@ -292,7 +310,11 @@ class Replicas:
             if index == len(partitions):
                 partitions.append(None)
             partition = partitions[index]
-            if partition is None and self._node_id in assigned.replicas:
+            if self._node_id not in assigned.replicas:
+                self._remove_replica(TopicPartition(topic.name, index), partition)
+                partitions[index] = None
+                continue
+            if partition is None:
                 name = TopicPartition(topic.name, index)
                 home = homes.get(name) or self._unopened.get(name) or self._new_home(assigned)
                 log = self._open(name, topic.id, home, config)
@@ -302,9 +324,10 @@ class Replicas:
                 self._unopened.pop(name, None)
                 partition = partitions[index] = Partition(self, topic.name, topic.id, index, log, counters)
                 partition.cleaned_to = home.cleaned_to
+                partition.restore_high_watermark(home.high_watermark)
                 self.disk_faults.watch(partition, self._directories[self._home_of(log)])
             if partition is not None:
-                partition.min_in_sync = min_in_sync
+                partition.require_in_sync(min_in_sync)
                 self._follow_leadership(partition, assigned)
 
     def _new_home(self, assigned: PartitionImage) -> _Home:
@@ -361,11 +384,53 @@ class Replicas:
 
     def _follow_leadership(self, partition: Partition, assigned: PartitionImage) -> None:
         if assigned.leader == self._node_id:
-            partition.lead(self._node_id, assigned.leader_epoch, assigned.isr)
+            registration = self._image.brokers.get(self._node_id)
+            node_epoch = -1 if registration is None else registration.epoch
+            partition.lead(assigned, self._node_id, node_epoch, self.clock.monotonic_ms())
         else:
-            partition.leader = None
-            partition.leader_id = assigned.leader
-            partition.leader_epoch = assigned.leader_epoch
+            partition.follow(assigned)
+        if self.replication is not None:
+            self.replication.on_part_changed(partition)
+
+    # -- replication ---------------------------------------------------------------------------------------------------
+
+    @property
+    def lag_ms_max(self) -> int:
+        return self._settings.integer("replica.lag.time.max.ms")
+
+    def is_eligible(self, replica: int, broker_epoch: int) -> bool:
+        """Whether a follower may be called in sync: alive, not shutting down, and in the life that we heard from."""
+        registration = self._image.brokers.get(replica)
+        return (
+            registration is not None
+            and not registration.fenced
+            and not registration.in_controlled_shutdown
+            and registration.epoch == broker_epoch
+        )
+
+    def _stop_fetching(self, partition: Partition) -> None:
+        if self.replication is not None:
+            self.replication.forget(partition)
+
+    def propose(self, partition: Partition, proposal: InSyncProposal) -> None:
+        assert self.replication is not None, "replicas elsewhere are only reached by a node that replicates"
+        self.replication.propose(partition, proposal)
+
+    def note_isr(self, partition: Partition, before: tuple[int, ...], isr: tuple[int, ...]) -> None:
+        """The controller's set of in-sync replicas of a partition that we lead."""
+        added = ",".join(str(each) for each in isr if each not in before)
+        removed = ",".join(str(each) for each in before if each not in isr)
+        if added:
+            self._metrics.isr_expands += 1
+            self.say(f"isr_expanded partition={partition} added={added} isr={','.join(map(str, isr))}")
+        if removed:
+            self._metrics.isr_shrinks += 1
+            self.say(f"isr_shrunk partition={partition} removed={removed} isr={','.join(map(str, isr))}")
+
+    def drop_laggards(self) -> None:
+        for partition in self:
+            if partition.has_followers:
+                partition.drop_laggards()
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> set[str]:
         """Follow a committed change of the metadata; the topics whose logs are configured anew."""
@@ -393,6 +458,14 @@ class Replicas:
         value = self._settings.topic_value("min.insync.replicas", image.config(ConfigKind.TOPIC, topic))
         return int(value)
 
+    def _remove_replica(self, name: TopicPartition, partition: Partition | None) -> None:
+        """Reassigned to others: what we have of it goes."""
+        if partition is None and name not in self._unopened:
+            return
+        self._discard(name, partition, KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{name} has moved away"))
+        self.checkpoints.forget([name])
+        self.clock.call_later(self._settings.integer("log.segment.delete.delay.ms"), self.resume_deletions)
+
     # -- deletion ------------------------------------------------------------------------------------------------------
 
     def _remove_topic(self, topic: TopicImage) -> None:
@@ -402,22 +475,26 @@ class Replicas:
         self.by_wire_name.pop(wire_name(topic.name), None)
         for index, partition in enumerate(partitions):
             name = TopicPartition(topic.name, index)
-            if partition is not None:
-                if partition.move is not None:
-                    self._give_up(partition.move)
-                home_id = self._home_of(partition.log)
-                self._counts[home_id] -= 1
-                deleted = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} was deleted")
-                partition.remove(self._clock.now_ms(), deleted)
-                self._mark_deleted(name, self._directories[home_id])
-                continue
-            unopened = self._unopened.pop(name, None)
-            if unopened is not None and unopened.directory_id in self._directories:
-                self._mark_deleted(name, self._directories[unopened.directory_id])
+            deleted = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
+            self._discard(name, partition, deleted)
         self.checkpoints.forget(TopicPartition(topic.name, index) for index in range(len(partitions)))
         if partitions:
             delay_ms = self._settings.integer("log.segment.delete.delay.ms")
-            self._clock.call_later(delay_ms, self.resume_deletions)
+            self.clock.call_later(delay_ms, self.resume_deletions)
+
+    def _discard(self, name: TopicPartition, partition: Partition | None, why: KafkaError) -> None:
+        if partition is not None:
+            if partition.move is not None:
+                self._give_up(partition.move)
+            home_id = self._home_of(partition.log)
+            self._counts[home_id] -= 1
+            self._stop_fetching(partition)
+            partition.remove(self.clock.now_ms(), why)
+            self._mark_deleted(name, self._directories[home_id])
+            return
+        unopened = self._unopened.pop(name, None)
+        if unopened is not None and unopened.directory_id in self._directories:
+            self._mark_deleted(name, self._directories[unopened.directory_id])
 
     def _mark_deleted(self, name: TopicPartition, directory: LogDirectory) -> None:
         try:
@@ -526,19 +603,19 @@ class Replicas:
 
     def flush_due(self) -> None:
         """The timer's part of `flush.ms`."""
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         for partition in self:
             if partition.log.flush_is_due(now_ms):
                 partition.flush_soon()
 
     def delete_due_segments(self) -> None:
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         paths = [path for partition in self for path in partition.log.take_deletions(now_ms)]
         if paths:
             self.run_slow(lambda: self._remove(paths, self._disk.remove))
 
     def expire_producers(self) -> None:
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         for partition in self:
             partition.log.expire_producers(now_ms)
 
@@ -566,7 +643,7 @@ class Replicas:
         log = partition.log
         is_clean = log.failure is None and not partition.is_flushing
         try:
-            log.close(clean=is_clean, now_ms=self._clock.now_ms())
+            log.close(clean=is_clean, now_ms=self.clock.now_ms())
         except (KafkaError, OSError) as error:
             self.say(f"log_not_closed partition={partition} reason={str(error)!r}")
             return False
@@ -584,7 +661,7 @@ def wire_name(topic: str) -> bytes:
 class _Loaded:
     """What a directory's checkpoints said at start."""
 
-    __slots__ = ("cleaned_offsets", "directory", "is_clean", "recovery_points", "start_offsets")
+    __slots__ = ("cleaned_offsets", "directory", "high_watermarks", "is_clean", "recovery_points", "start_offsets")
 
     def __init__(self, directory: LogDirectory) -> None:
         self.directory = directory
@@ -592,6 +669,11 @@ class _Loaded:
         self.recovery_points = directory.read_recovery_points()
         self.start_offsets = directory.read_log_start_offsets()
         self.cleaned_offsets = directory.read_cleaned_offsets()
+        try:
+            self.high_watermarks = directory.read_high_watermarks()
+        except LogDirectoryError:
+            # An Apache Kafka that was killed leaves an empty file. Nothing is lost: leaders tell it anew.
+            self.high_watermarks = {}
 
 
 def is_reserved(directory_id: bytes) -> bool:

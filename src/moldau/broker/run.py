@@ -65,9 +65,13 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
     node.start()
-    await node.start_http()
-    gc.freeze()
-    on_ready(node)
+    started: set[asyncio.Future[Any]] = {asked, node.failed, node.ready}
+    await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
+    if node.ready.done():
+        node.ready.result()
+        await node.start_http()
+        gc.freeze()
+        on_ready(node)
     waits: set[asyncio.Future[Any]] = {asked, node.failed}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if node.failed.done():

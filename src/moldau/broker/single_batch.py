@@ -1,7 +1,8 @@
 """Produce with one batch for one partition, answered without building a message: the hottest way through the broker.
 
 Equal to `handlers/k00_produce` where it answers at all; whatever is not plain (several topics or partitions, acks 0,
-transactions, tags, a topic that flushes, any refusal) is left to that handler before anything has been done.
+acks=all where followers must have it first, transactions, tags, a topic that flushes, any refusal) is left to that
+handler before anything has been done.
 `test_single_batch_answers_what_the_handler_answers` holds the two together.
 """
 
@@ -64,6 +65,8 @@ def answer_single_batch(
             return None
         partition = partitions[index]
         if partition is None or partition.flushes or partition.is_internal or size < HEADER_BYTES:
+            return None
+        if acks == -1 and partition.has_followers:
             return None
         batch = frame[position:end]
         length, magic, attributes = _unpack_batch(batch)

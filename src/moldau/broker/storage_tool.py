@@ -8,6 +8,7 @@ from moldau.broker.endpoints import read_listeners
 from moldau.broker.formatting import format_directories, random_uuid
 from moldau.broker.host import SystemClock, SystemDice, SystemDisk
 from moldau.broker.node import controller_endpoint
+from moldau.broker.quorum_setup import read_quorum_settings
 from moldau.broker.settings import Settings
 from moldau.kernel import parse_uuid, uuid_text
 from moldau.storage import LogDirectory
@@ -42,7 +43,7 @@ def format_storage(settings: Settings, cluster_id: str | None, *, ignore_formatt
         node_id=settings.node_id,
         dice=dice,
         now_ms=SystemClock().now_ms(),
-        static_voters=bool(settings.items("controller.quorum.voters")),
+        static_voters=not read_quorum_settings(settings).is_alone,
         controller_endpoint=controller_endpoint(read_listeners(settings)),
     )
     return [(directory.path, chosen) for directory in directories if directory.path not in formatted]

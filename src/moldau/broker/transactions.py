@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moldau.broker.coordinator import Coordinator, Reply
+from moldau.broker.coordinator import Coordinator
 from moldau.broker.internal_topics import ensure_internal_topic
 from moldau.broker.markers import End, Markers
 from moldau.broker.partition import Partition
+from moldau.broker.reply import Reply
 from moldau.cluster import TRANSACTION_VERSION, TRANSACTIONS_TOPIC
 from moldau.coordination.transactions import (
     EPOCH_BUMP_VERSION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 # What a laptop wants otherwise than a server: no waiting when a group starts.
 UP_SETTINGS = {"group.initial.rebalance.delay.ms": "100"}
+BROKERS_MAX = 100
+# More controllers than these would agree more slowly and be no safer on one machine.
+CONTROLLERS_MAX = 3
+# Controllers listen so far above the brokers' ports.
+CONTROLLER_PORT_STEP = 10_000
 
 Override = Annotated[
     list[str] | None,
@@ -39,11 +45,15 @@ def up(
     ] = False,
     override: Override = None,
 ) -> None:
-    """Start a broker on this machine, with good defaults, in the foreground."""
-    if brokers != 1:
-        _fail(f"--brokers {brokers}: one broker is what this version runs; clusters are not built yet", code=EXIT_USAGE)
+    """Start a broker on this machine, or a cluster of several, with good defaults, in the foreground."""
+    if not 1 <= brokers <= BROKERS_MAX:
+        _fail(f"--brokers {brokers}: 1 to {BROKERS_MAX} brokers can be run on one machine", code=EXIT_USAGE)
     directory = tempfile.mkdtemp(prefix="moldau-") if ephemeral else os.path.abspath(data)
     address = f"[{host}]" if ":" in host else host
+    if brokers > 1:
+        _serve_several(brokers, address, port, directory, _overrides(override), remove=directory if ephemeral else None)
+    if os.path.exists(f"{directory}/broker-1"):
+        _fail(f"{directory} holds several brokers' data: start them with --brokers, or choose another --data")
     flags = {
         **UP_SETTINGS,
         "listeners": f"PLAINTEXT://{address}:{port}",
@@ -113,6 +123,68 @@ def _serve(file_text: str | None, flags: dict[str, str], *, remove: str | None =
     order = json.dumps({"file": file_text, "flags": flags, "remove": remove, "greet": greet})
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "moldau.broker", order])
+
+
+def _serve_several(
+    brokers: int, address: str, port: int, directory: str, overrides: dict[str, str], *, remove: str | None
+) -> NoReturn:
+    """A cluster on this machine: the first three nodes are its controllers as well."""
+    import json
+
+    if os.path.exists(f"{directory}/meta.properties"):
+        _fail(f"{directory} holds a single broker's data: choose another --data for a cluster")
+    controllers = min(brokers, CONTROLLERS_MAX)
+    ports = _ports(address, port, brokers)
+    controller_ports = _ports(address, port and port + CONTROLLER_PORT_STEP, controllers, taken=ports)
+    voters = ",".join(f"{index + 1}@{address}:{each}" for index, each in enumerate(controller_ports))
+    copies = str(min(brokers, 3))
+    common = {
+        **UP_SETTINGS,
+        "controller.quorum.voters": voters,
+        "controller.listener.names": "CONTROLLER",
+        "default.replication.factor": copies,
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": str(min(brokers, 2)),
+        "moldau.http.listener": "",
+    }
+    orders = []
+    for index, own_port in enumerate(ports):
+        listeners = f"PLAINTEXT://{address}:{own_port}"
+        is_controller = index < controllers
+        if is_controller:
+            listeners += f",CONTROLLER://{address}:{controller_ports[index]}"
+        flags = {
+            "node.id": str(index + 1),
+            "process.roles": "broker,controller" if is_controller else "broker",
+            "listeners": listeners,
+            "log.dirs": f"{directory}/broker-{index + 1}",
+            **common,
+            **overrides,
+        }
+        orders.append({"file": None, "flags": flags, "remove": None, "greet": False})
+    sys.stdout.flush()
+    order = json.dumps({"brokers": orders, "remove": remove})
+    os.execv(sys.executable, [sys.executable, "-m", "moldau.broker", order])
+
+
+def _ports(address: str, first: int, count: int, *, taken: Sequence[int] = ()) -> list[int]:
+    """`count` ports from `first` on, or free ones where that is 0."""
+    import socket
+
+    if first:
+        return list(range(first, first + count))
+    sockets: list[socket.socket] = []
+    host = address.strip("[]")
+    try:
+        while len(sockets) < count:
+            each = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            if each.getsockname()[1] not in taken:
+                sockets.append(each)
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def _load(file_text: str | None, flags: dict[str, str]) -> Settings:

@@ -1,16 +1,22 @@
 """The cluster's metadata and its controller: records -> delta -> immutable image; decisions -> records.
 
 Knows no clock, socket or thread; files only through the Disk port (`metadata_log`). Read `image` first, then `delta`,
-then the decisions: `topics`, `configs`, `brokers`, `features`, `producer_ids`.
+then the decisions: `topics`, `configs`, `brokers`, `features`, `producer_ids`. How a
+partition is replicated is in `replication`.
 """
 
+from moldau.cluster.alter_partition import decide_alter_partition
 from moldau.cluster.brokers import (
     FENCE,
     UNFENCE,
+    PartitionPolicy,
     change_fencing,
     decide_assign_directory,
     decide_elect_leaders,
+    fence,
+    is_active,
     lead_again,
+    leave,
     register_broker,
     register_controller,
 )
@@ -41,10 +47,25 @@ from moldau.cluster.image import (
     PartitionImage,
     TopicImage,
 )
-from moldau.cluster.leadership import PartitionLeader
 from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
-from moldau.cluster.metadata_log import MetadataLog, MetadataLogError
+from moldau.cluster.metadata_log import MetadataLog, MetadataLogError, Transaction
 from moldau.cluster.producer_ids import decide_allocate_producer_ids
+from moldau.cluster.registration import (
+    check_broker_epoch,
+    decide_heartbeat,
+    decide_register_broker,
+    decide_register_controller,
+    decide_unregister_broker,
+)
+from moldau.cluster.replication import (
+    FollowerState,
+    InSyncProposal,
+    PartitionFollower,
+    PartitionLeader,
+    divergence,
+    truncation_offset,
+)
+from moldau.cluster.sessions import BrokerSessions, Session
 from moldau.cluster.snapshot import (
     BOOTSTRAP_CHECKPOINT,
     CHECKPOINT_SUFFIX,
@@ -57,6 +78,7 @@ from moldau.cluster.snapshot import (
 )
 from moldau.cluster.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, topic_name_problem
 from moldau.cluster.topics import TopicDecider, TopicDefaults, decide_delete_topics
+from moldau.cluster.voters import voters_of, voters_record
 
 __all__ = [
     "BOOTSTRAP_CHECKPOINT",
@@ -76,35 +98,52 @@ __all__ = [
     "TRANSACTION_VERSION",
     "UNFENCE",
     "BrokerRegistration",
+    "BrokerSessions",
     "ConfigKind",
     "ConfigResource",
     "ControllerRegistration",
     "Decision",
     "Endpoint",
     "FeatureRange",
+    "FollowerState",
+    "InSyncProposal",
     "MetadataDelta",
     "MetadataImage",
     "MetadataLog",
     "MetadataLogError",
+    "PartitionFollower",
     "PartitionImage",
     "PartitionLeader",
+    "PartitionPolicy",
+    "Session",
     "TopicDecider",
     "TopicDefaults",
     "TopicImage",
+    "Transaction",
     "VoterSet",
     "advertised_levels",
     "change_fencing",
+    "check_broker_epoch",
     "checkpoint_name",
     "decide_allocate_producer_ids",
     "decide_alter_configs",
+    "decide_alter_partition",
     "decide_assign_directory",
     "decide_delete_topics",
     "decide_elect_leaders",
+    "decide_heartbeat",
     "decide_incremental_alter_configs",
+    "decide_register_broker",
+    "decide_register_controller",
+    "decide_unregister_broker",
     "decide_update_features",
     "decode_control_record",
+    "divergence",
+    "fence",
     "image_records",
+    "is_active",
     "lead_again",
+    "leave",
     "levels_kept_only",
     "metadata_release",
     "parse_checkpoint_name",
@@ -112,6 +151,9 @@ __all__ = [
     "register_broker",
     "register_controller",
     "topic_name_problem",
+    "truncation_offset",
     "validate_topic_configs",
+    "voters_of",
+    "voters_record",
     "write_snapshot",
 ]

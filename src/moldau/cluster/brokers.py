@@ -6,12 +6,14 @@ then. Every change of leadership raises the leader epoch, which is what lets rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moldau.cluster.decision import Decision
 from moldau.cluster.features import FeatureRange
-from moldau.cluster.image import Endpoint, MetadataImage, PartitionImage
+from moldau.cluster.image import Endpoint, MetadataImage, PartitionImage, TopicImage
+from moldau.cluster.partition_change import Election, PartitionChange
 from moldau.kernel import NO_LEADER, ErrorCode, KafkaError
 from moldau.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from moldau.protocol.messages.metadata_records.broker_registration_change_record import BrokerRegistrationChangeRecord
@@ -62,27 +64,104 @@ def change_fencing(image: MetadataImage, node_id: int, fenced: int) -> BrokerReg
     return BrokerRegistrationChangeRecord(broker_id=node_id, broker_epoch=image.brokers[node_id].epoch, fenced=fenced)
 
 
-def lead_again(image: MetadataImage, node_id: int, *, unclean: bool) -> Iterator[PartitionChangeRecord]:
+@dataclass(frozen=True, slots=True)
+class PartitionPolicy:
+    """What configurations say about a topic's partitions."""
+
+    min_isr: Callable[[str], int]  # min.insync.replicas
+    is_unclean_allowed: Callable[[str], bool]  # unclean.leader.election.enable
+    keeps_elr: bool = False  # eligible.leader.replicas.version
+
+
+def is_active(image: MetadataImage, node_id: int) -> bool:
+    """Whether a broker may lead and be in sync."""
+    broker = image.brokers.get(node_id)
+    return broker is not None and not broker.fenced and not broker.in_controlled_shutdown
+
+
+def each_partition(image: MetadataImage, node_id: int) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
+    """The partitions that have a replica on the broker."""
+    for topic in image.topics.values():
+        for index, partition in enumerate(topic.partitions):
+            if node_id in partition.replicas:
+                yield topic, index, partition
+
+
+def leave(
+    image: MetadataImage, node_id: int, policy: PartitionPolicy, *, is_unclean: bool = False
+) -> Iterator[PartitionChangeRecord]:
+    """A broker is in sync with nobody and leads nothing any more; others lead where they can."""
+
+    def may_lead(replica: int) -> bool:
+        return replica != node_id and is_active(image, replica)
+
+    unclean = (node_id,) if is_unclean else ()
+    for topic, index, partition in each_partition(image, node_id):
+        is_concerned = node_id == partition.leader or node_id in partition.isr
+        if not is_concerned and not (is_unclean and node_id in partition.elr):
+            continue
+        record = PartitionChange(
+            topic.id,
+            index,
+            partition,
+            may_lead,
+            policy.min_isr(topic.name),
+            policy.keeps_elr,
+            Election.UNCLEAN if policy.is_unclean_allowed(topic.name) else Election.ONLINE,
+            isr=[replica for replica in partition.isr if replica != node_id],
+            unclean=unclean,
+        ).record()
+        if record is not None:
+            yield record
+
+
+def lead_again(
+    image: MetadataImage, node_id: int, policy: PartitionPolicy, *, unclean: bool
+) -> Iterator[PartitionChangeRecord]:
     """What a returning broker leads.
 
     Partitions without a leader that have it among their in-sync (or eligible, KIP-966) replicas get it. After an
     unclean stop the ones that it already leads get a new epoch, because the end of their logs may be gone.
     """
-    for topic in image.topics.values():
-        for index, partition in enumerate(topic.partitions):
-            if node_id not in partition.replicas:
-                continue
-            if partition.leader == NO_LEADER and node_id in (*partition.isr, *partition.elr):
-                yield PartitionChangeRecord(
-                    partition_id=index,
-                    topic_id=topic.id,
-                    leader=node_id,
-                    isr=None if partition.isr else [node_id],
-                    eligible_leader_replicas=[] if partition.elr else None,
-                    last_known_elr=[] if partition.last_known_elr else None,
-                )
-            elif partition.leader == node_id and unclean:
-                yield PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=node_id)
+
+    def may_lead(replica: int) -> bool:
+        return replica == node_id or is_active(image, replica)
+
+    for topic, index, partition in each_partition(image, node_id):
+        if partition.leader == NO_LEADER:
+            record = PartitionChange(
+                topic.id,
+                index,
+                partition,
+                may_lead,
+                policy.min_isr(topic.name),
+                # An eligible replica that a Kafka wrote down stays one, whatever is agreed on now.
+                policy.keeps_elr or bool(partition.elr),
+                Election.UNCLEAN if policy.is_unclean_allowed(topic.name) else Election.ONLINE,
+            ).record()
+            if record is not None:
+                yield record
+        elif partition.leader == node_id and unclean:
+            yield PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=node_id)
+
+
+def fence(image: MetadataImage, node_id: int, policy: PartitionPolicy) -> list[Any]:
+    return [change_fencing(image, node_id, FENCE), *leave(image, node_id, policy)]
+
+
+def unfence(image: MetadataImage, node_id: int, policy: PartitionPolicy) -> list[Any]:
+    broker = image.brokers[node_id]
+    record = change_fencing(image, node_id, UNFENCE)
+    if broker.in_controlled_shutdown:
+        record.in_controlled_shutdown = UNFENCE
+    return [record, *lead_again(image, node_id, policy, unclean=False)]
+
+
+def begin_shutdown(image: MetadataImage, node_id: int, policy: PartitionPolicy) -> list[Any]:
+    """Controlled shutdown: others lead before the broker goes."""
+    epoch = image.brokers[node_id].epoch
+    record = BrokerRegistrationChangeRecord(broker_id=node_id, broker_epoch=epoch, in_controlled_shutdown=FENCE)
+    return [record, *leave(image, node_id, policy)]
 
 
 def decide_assign_directory(

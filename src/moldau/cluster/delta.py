@@ -44,6 +44,24 @@ class MetadataDelta:
         self.topics_removed: dict[bytes, TopicImage] = {}
         self._created_names: dict[str, bytes] = {}
 
+    @classmethod
+    def between(cls, old: MetadataImage, new: MetadataImage) -> MetadataDelta:
+        """What has changed, where no records say it: a snapshot was loaded."""
+        delta = cls(old)
+        delta.features, delta.kept = dict(new.features), dict(new.kept)
+        delta.brokers, delta.controllers = dict(new.brokers), dict(new.controllers)
+        delta.next_producer_id = new.next_producer_id
+        for resource in {**old.configs, **new.configs}:
+            if old.configs.get(resource) != new.configs.get(resource):
+                delta.configs[resource] = dict(new.configs.get(resource, {}))
+        delta.topics_removed = {topic.id: topic for topic in old.topics.values() if topic.id not in new.topic_names}
+        for topic in new.topics.values():
+            if old.topics.get(topic.name) != topic:
+                delta.topics_changed[topic.id] = _TopicChange(topic.name, topic.id, list(topic.partitions))
+                if topic.id not in old.topic_names:
+                    delta._created_names[topic.name] = topic.id
+        return delta
+
     @property
     def configs_changed(self) -> set[ConfigResource]:
         return set(self.configs)

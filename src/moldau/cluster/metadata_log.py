@@ -7,8 +7,8 @@ and does not wait: durability is reported by whoever ran the flush task.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from moldau.cluster.decision import BYTES_PER_DECISION_MAX
 from moldau.cluster.delta import MetadataDelta
@@ -26,10 +26,12 @@ from moldau.cluster.snapshot import (
     read_snapshot,
     write_snapshot,
 )
-from moldau.consensus import QuorumState
-from moldau.kernel import METADATA_TOPIC_ID, Disk, parse_uuid, uuid_text
+from moldau.cluster.voters import voters_of, voters_record
+from moldau.consensus import EpochEnd, QuorumState, Voters
+from moldau.kernel import METADATA_TOPIC_ID, Buffer, Disk, parse_uuid, uuid_text
 from moldau.protocol.batches import Record, build_batch, control_key
 from moldau.protocol.messages.raft.leader_change_message import LeaderChangeMessage
+from moldau.protocol.messages.raft.voters_record import VotersRecord
 from moldau.protocol.metadata_records import encode_metadata_record
 from moldau.storage import LogConfig, PartitionLog
 
@@ -45,6 +47,20 @@ class MetadataLogError(ValueError):
     """What is on disk cannot be believed or read; one line for the person who starts the node."""
 
 
+# The records of a metadata transaction that was begun and not ended yet; None outside of one.
+Transaction = tuple[Any, ...] | None
+
+
+class Replayed(NamedTuple):
+    """A run of batches: what it changes, the image after it, and what it left open."""
+
+    delta: MetadataDelta
+    image: MetadataImage
+    transaction: Transaction
+    # Voter sets with the offsets of their records.
+    voters: Sequence[tuple[int, Voters]] = ()
+
+
 class MetadataLog:
     def __init__(self, disk: Disk, log_directory: str, *, now_ms: int, say: Callable[[str], None]) -> None:
         self._disk = disk
@@ -58,8 +74,41 @@ class MetadataLog:
         )
         self.voters = VoterSet()
         self.bytes_since_snapshot = 0
-        # A transaction was begun and never ended: the new leader must abort it, or it swallows what follows.
+        # After `load`: a transaction was begun and never ended.
         self.is_transaction_open = False
+
+    # -- what the quorum asks of it ------------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        return self.log.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.log.end_offset
+
+    @property
+    def last_epoch(self) -> int:
+        return max(self.log.epochs.latest, self._snapshots[-1][1] if self._snapshots else 0, 0)
+
+    @property
+    def snapshot(self) -> EpochEnd | None:
+        return self._snapshot_id(-1)
+
+    @property
+    def first_snapshot(self) -> EpochEnd | None:
+        return self._snapshot_id(0)
+
+    def _snapshot_id(self, index: int) -> EpochEnd | None:
+        # The one that formatting made (0-0) holds nothing but the first voters.
+        made = [each for each in self._snapshots if each[0] > 0]
+        return EpochEnd(made[index][1], made[index][0]) if made else None
+
+    def end_of_epoch(self, epoch: int) -> EpochEnd:
+        if epoch >= self.last_epoch:
+            return EpochEnd(self.last_epoch, self.log.end_offset)
+        found, end_offset = self.log.epochs.end_offset_for(epoch, self.log.end_offset)
+        return EpochEnd(found, end_offset) if found >= 0 else EpochEnd(epoch, self.log.start_offset)
 
     # -- the vote file -------------------------------------------------------------------------------------------------
 
@@ -90,14 +139,21 @@ class MetadataLog:
 
     # -- replay --------------------------------------------------------------------------------------------------------
 
-    def load(self) -> MetadataImage:
-        """The image at the end of the log: newest whole snapshot, then every batch after it."""
+    def load_snapshot(self) -> MetadataImage:
+        """The image of the newest whole snapshot: all of it is agreed. The log after it may not be."""
         try:
-            return self._replay_log(self._load_snapshot())
+            return self._load_snapshot()
         except MetadataLogError:
             raise
         except (ValueError, LookupError) as error:
             raise MetadataLogError(f"the metadata log {self.path} cannot be replayed: {error}") from error
+
+    def load(self) -> MetadataImage:
+        """The image at the end of the log: newest whole snapshot, then every batch after it."""
+        image = self.load_snapshot()
+        replayed = self.replay_log(image, None)
+        self.is_transaction_open = replayed is not None and replayed.transaction is not None
+        return image if replayed is None else replayed.image
 
     def _load_snapshot(self) -> MetadataImage:
         image = MetadataImage()
@@ -114,7 +170,7 @@ class MetadataLog:
             delta = MetadataDelta(image)
             for record in records:
                 self._replay(delta, record)
-            self._replay_controls(controls)
+            self.note_controls(controls)
             image = delta.image(end_offset - 1, epoch)
             break
         if damaged:
@@ -144,40 +200,53 @@ class MetadataLog:
     def _snapshot_path(self, end_offset: int, epoch: int) -> str:
         return f"{self.path}/{checkpoint_name(end_offset, epoch)}"
 
-    def _replay_log(self, image: MetadataImage) -> MetadataImage:
+    def replay_log(self, image: MetadataImage, transaction: Transaction) -> Replayed | None:
+        """All that follows the image, at once; None when there is nothing."""
         delta = MetadataDelta(image)
         offset, epoch = image.offset, image.epoch
-        # Records between Begin and End count only together (KIP-868).
-        transaction: list[Any] | None = None
-        position = max(image.offset + 1, self.log.start_offset)
+        voters: list[tuple[int, Voters]] = []
+        try:
+            for data in self._pieces(max(image.offset + 1, self.log.start_offset)):
+                for base_offset, last_offset, batch_epoch, records, controls in read_batches(data):
+                    if base_offset <= image.offset:
+                        continue
+                    voters += [(last_offset, voters_of(each)) for _, each in controls if isinstance(each, VotersRecord)]
+                    self.note_controls(controls)
+                    transaction = self.replay_records(delta, records, transaction)
+                    offset, epoch = last_offset, batch_epoch
+        except MetadataLogError:
+            raise
+        except (ValueError, LookupError) as error:
+            raise MetadataLogError(f"the metadata log {self.path} cannot be replayed: {error}") from error
+        return None if offset == image.offset else Replayed(delta, delta.image(offset, epoch), transaction, voters)
+
+    def _pieces(self, position: int) -> Iterator[bytes]:
         while position < self.log.end_offset:
             piece = self.log.read(position, REPLAY_BYTES, offset_max=self.log.end_offset)
             if piece is None:
-                break
+                return
             data = piece.read()
             self.bytes_since_snapshot += len(data)
-            for base_offset, last_offset, batch_epoch, records, controls in read_batches(data):
-                if base_offset <= image.offset:
-                    continue
-                self._replay_controls(controls)
-                for record in records:
-                    key = getattr(record, "API_KEY", None)  # None: of a newer Kafka, kept in the log
-                    if key == _BEGIN:
-                        transaction = []
-                    elif key == _END:
-                        for each in transaction or ():
-                            self._replay(delta, each)
-                        transaction = None
-                    elif key == _ABORT:
-                        transaction = None
-                    elif transaction is not None:
-                        transaction.append(record)
-                    else:
-                        self._replay(delta, record)
-                offset, epoch = last_offset, batch_epoch
+            yield data
             position = piece.next_offset
-        self.is_transaction_open = transaction is not None
-        return delta.image(offset, epoch)
+
+    def replay_records(self, delta: MetadataDelta, records: Sequence[Any], transaction: Transaction) -> Transaction:
+        """Onto the delta, except what stands between Begin and End: that counts only together (KIP-868)."""
+        for record in records:
+            key = getattr(record, "API_KEY", None)  # None: of a newer Kafka, kept in the log
+            if key == _BEGIN:
+                transaction = ()
+            elif key == _END:
+                for each in transaction or ():
+                    self._replay(delta, each)
+                transaction = None
+            elif key == _ABORT:
+                transaction = None
+            elif transaction is not None:
+                transaction = (*transaction, record)
+            else:
+                self._replay(delta, record)
+        return transaction
 
     def _replay(self, delta: MetadataDelta, record: Any) -> None:
         """A level that we do not know ends the replay before the records that were written at it."""
@@ -191,7 +260,7 @@ class MetadataLog:
                 )
         delta.replay(record)
 
-    def _replay_controls(self, controls: Sequence[tuple[int, Any]]) -> None:
+    def note_controls(self, controls: Sequence[tuple[int, Any]]) -> None:
         for kind, message in controls:
             if kind == KRAFT_VERSION:
                 self.voters = VoterSet(message.kraft_version, self.voters.record)
@@ -224,6 +293,31 @@ class MetadataLog:
         self.bytes_since_snapshot += len(batch)
         return result.base_offset, result.last_offset
 
+    def append_voters(self, voters: Voters, epoch: int, now_ms: int) -> int:
+        """The next voter set (kraft.version 1); the offset of its record."""
+        record = voters_record(voters)
+        entry = Record(0, now_ms, control_key(KRAFT_VOTERS), record.encode(0))
+        batch = build_batch([entry], leader_epoch=epoch, control=True)
+        offset = self.log.append_control(batch, epoch, now_ms).base_offset
+        self.voters = VoterSet(1, record)
+        return offset
+
+    def append_fetched(self, batches: Buffer) -> Iterator[tuple[int, int, list[Any], list[tuple[int, Any]]]]:
+        """Batches of the leader, whole ones only: (last offset, epoch, records, control records) of each."""
+        before = self.log.end_offset
+        self.log.append_as_follower(batches)
+        for base_offset, last_offset, epoch, records, controls in read_batches(batches):
+            if before <= base_offset < self.log.end_offset:
+                self.note_controls(controls)
+                yield last_offset, epoch, records, controls
+        self.bytes_since_snapshot += len(batches)
+
+    def truncate_to(self, offset: int, voters: Voters) -> None:
+        """Give up what the leader does not have; `voters` are those that are in force without it."""
+        self.log.truncate_to(offset)
+        if self.voters.kraft_version > 0:
+            self.voters = VoterSet(self.voters.kraft_version, voters_record(voters))
+
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def write_snapshot(self, image: MetadataImage, now_ms: int) -> int:
@@ -241,6 +335,25 @@ class MetadataLog:
         # What every kept snapshot covers is not needed any more.
         self.log.delete_records_before(self._snapshots[0][0])
         self._say(f"metadata_snapshot_written end_offset={image.offset + 1} epoch={image.epoch} bytes={size}")
+
+    def read_snapshot_bytes(self, snapshot: EpochEnd, position: int, count: int) -> tuple[int, bytes] | None:
+        """(size of the snapshot, a piece of it); None when it is not here (any more)."""
+        if (snapshot.end_offset, snapshot.epoch) not in self._snapshots:
+            return None
+        file = self._disk.open(self._snapshot_path(snapshot.end_offset, snapshot.epoch))
+        try:
+            return file.size(), file.read(position, count)
+        finally:
+            file.close()
+
+    def install_snapshot(self, snapshot: EpochEnd, data: bytes) -> MetadataImage:
+        """What the leader's snapshot says stands for all that was here."""
+        read_snapshot(data)
+        self._disk.replace_file(self._snapshot_path(snapshot.end_offset, snapshot.epoch), data)
+        self._snapshots = sorted({*self._snapshots, (snapshot.end_offset, snapshot.epoch)})
+        self.log.truncate_fully_and_start_at(snapshot.end_offset)
+        self.bytes_since_snapshot = 0
+        return self.load_snapshot()
 
     def close(self, now_ms: int) -> None:
         self.log.close(clean=True, now_ms=now_ms)

@@ -33,7 +33,7 @@ from moldau.storage.cleaning.selection import Dirt, dirt_of
 from moldau.storage.config import INT64_MAX, LOG_APPEND_TIME, LogConfig
 from moldau.storage.leader_epochs import LeaderEpochs
 from moldau.storage.loading import LoadedLog, Say, load
-from moldau.storage.producer_state import ProducerStates
+from moldau.storage.producer_state import CompletedTransaction, ProducerStates
 from moldau.storage.retention import Outlived, outlived
 from moldau.storage.segment import Segment
 from moldau.storage.segments import LogSlice
@@ -80,12 +80,14 @@ def _say_nothing(line: str) -> None:
 class PartitionLog(StoredLog):
     """Open one with `PartitionLog.open`."""
 
-    __slots__ = ("_codec", "_message_bytes_max", "_opens_records", "_stamps", "_timestamp_after_ms")
+    __slots__ = ("_codec", "_message_bytes_max", "_opens_records", "_stamps", "_timestamp_after_ms", "ended")
 
     def __init__(
         self, disk: Disk, directory: str, config: LogConfig, loaded: LoadedLog, topic_id: bytes | None, say: Say
     ) -> None:
         super().__init__(disk, directory, config, loaded, topic_id, say)
+        # Transactions whose markers were appended, until someone takes note.
+        self.ended: list[CompletedTransaction] = []
         self.apply_config(config)
 
     @classmethod
@@ -391,8 +393,15 @@ class PartitionLog(StoredLog):
             self.epochs.assign(header.leader_epoch, header.base_offset)
         if header.producer_id >= 0:
             completed = self.producers.note_stored(header, batch)
-            if completed is not None and completed.aborted:
-                segment.note_aborted(self.producers.aborted_entry(completed))
+            if completed is not None:
+                self.ended.append(completed)
+                if completed.aborted:
+                    segment.note_aborted(self.producers.aborted_entry(completed))
+
+    def take_ended(self) -> list[CompletedTransaction]:
+        """Transactions that ended since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
 
     def _recompress(self, batch: bytearray | memoryview, codec: Compression) -> bytearray:
         recompressed = recompress(batch, read_header(batch), codec, codec_level(codec, self.config))

@@ -203,6 +203,8 @@ class StoredLog:
     def truncate_to(self, offset: int) -> None:
         """Give up everything from `offset` on; durable when it returns. A batch that holds `offset` goes whole."""
         if offset >= self.end_offset:
+            # An epoch in which nothing was written yet goes all the same: it was a leader's who wrote nothing.
+            self.epochs.truncate_from_end(self.end_offset)
             return
         if offset < self._segments.bases[0]:
             self.truncate_fully_and_start_at(offset)

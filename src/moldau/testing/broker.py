@@ -139,6 +139,7 @@ class Broker:
             say=self.log.append,
         )
         self.node.start()
+        await self.node.wait_ready()
         await self.node.start_http()
         self.bootstrap = self.node.bootstrap
         self._port = self.node.listeners[0].port

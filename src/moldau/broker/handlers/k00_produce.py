@@ -5,6 +5,8 @@ anything but its own verification, so the order of a connection's requests is th
 - acks 0: no answer; on any error the connection is closed, as the client has no other way to learn of it.
 - acks 1: answered when the leader has written. acks -1 ("all"): when the high watermark covers the batch; refused with
   NOT_ENOUGH_REPLICAS when fewer than `min.insync.replicas` are in sync.
+  When the in-sync set shrinks below that after the append it is NOT_ENOUGH_REPLICAS_AFTER_APPEND; when the followers
+  take longer than the request's timeout, REQUEST_TIMED_OUT. In both cases the batch is in the log and may be committed.
 - A topic that flushes (`flush.messages`, `flush.ms`) answers after the sync, many requests sharing one.
 Versions: 7 allows zstd (KIP-110); 8 reports which records were refused (KIP-467); 10 names the new leader (KIP-951); 12
 is for transactions that add partitions by themselves (KIP-890); 13 names topics by id.
@@ -23,6 +25,7 @@ from moldau.broker.connection import FrameError
 from moldau.broker.dispatch import Context, NoAnswer
 from moldau.broker.partition import Partition
 from moldau.broker.replicas import Replicas
+from moldau.broker.reply import Reply
 from moldau.broker.verification import Claim, Verified
 from moldau.kernel import Buffer, ErrorCode, KafkaError, ProducerIdAndEpoch
 from moldau.protocol.batches import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, MAGIC_POSITION, read_header
@@ -51,9 +54,9 @@ PartitionResponse = ProduceResponse.PartitionProduceResponse
 
 
 class _Wait(NamedTuple):
-    """An accepted batch whose answer waits for the disk."""
+    """An accepted batch whose answer waits for the disk, or for the followers."""
 
-    flushed: asyncio.Future[None]
+    done: asyncio.Future[None] | Reply
     partitions: list[Partition | None]
     answers: list[PartitionResponse | None]
     place: int
@@ -93,6 +96,8 @@ class _Appending:
         self._request = request
         self._context = context
         self._waits: list[_Wait] = []
+        # Those that followers must give, in time.
+        self._replies: list[Reply] = []
         self._failed = False
         # By topic and partition as the request names them; None is not decided yet.
         self._answers: list[list[PartitionResponse | None]] = [
@@ -138,6 +143,12 @@ class _Appending:
                     assert partitions is not None
                     flushed = partition.when_flushed(result.last_offset + 1)
                     self._waits.append(_Wait(flushed, partitions, answers, place))
+                if acks == -1 and partition.has_followers:
+                    assert partitions is not None
+                    committed = partition.when_committed(result.last_offset + 1)
+                    if not committed.is_done:
+                        self._replies.append(committed)
+                    self._waits.append(_Wait(committed, partitions, answers, place))
                 answers[place] = _accepted(data.index, result)
 
     def keep_bytes(self) -> None:
@@ -148,17 +159,22 @@ class _Appending:
                     data.records = bytearray(data.records)
 
     async def answer(self) -> Any:
-        """When the disk has what must be there."""
+        """When the disk, and the other brokers, have what must be there."""
         node, version = self._context.node, self._context.version
         node.metrics.produce_requests += 1
+        timer = None
+        if self._replies:
+            timer = node.clock.call_later(max(self._request.timeout_ms, 0), self._give_up)
         for wait in self._waits:
             try:
-                await wait.flushed
+                await wait.done
             except KafkaError as refusal:
                 accepted = wait.answers[wait.place]
                 assert accepted is not None
                 wait.answers[wait.place] = _refused(None, wait.partitions, accepted.index, refusal)
                 self._failed = True
+        if timer is not None:
+            timer.cancel()
         topics = [
             ProduceResponse.TopicProduceResponse(
                 topic.name, topic.topic_id, [each for each in answers if each is not None]
@@ -175,6 +191,11 @@ class _Appending:
             if version >= 10:
                 node.add_leader_endpoints(response, self._context)
         return response
+
+    def _give_up(self) -> None:
+        for reply in self._replies:
+            if not reply.is_done:
+                reply.give(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------

@@ -6,16 +6,21 @@ even when it is larger than the limits (trap 16). Visible is what lies below the
 stable offset for read_committed.
 - Sessions (version 7, KIP-227): see `fetch_sessions`.
 - Leader epochs (9, KIP-320): older is FENCED_LEADER_EPOCH, newer UNKNOWN_LEADER_EPOCH (trap 20).
-- 10 may carry zstd; 11 carries the client's rack (accepted, one node has no nearer replica); 12 may report a diverging
-  epoch (KIP-595); 13 names topics by id (trap 10); 16 names new leaders (KIP-951); 17 and 18 add fields for replicas.
-Fields that only replicas send are ignored: a client cannot pose as one (CVE-2018-1288).
+- 10 may carry zstd; 11 carries the client's rack: with `replica.selector.class` set a leader names an in-sync replica
+  in that rack, and followers serve consumers what they know to be committed (KIP-392); 12 may report a diverging epoch
+  (KIP-595); 13 names topics by id (trap 10); 16 names new leaders (KIP-951); 17 and 18 add fields for replicas.
+- A replica (version 15, KIP-903) says who it is and in which life. It gets everything up to the log's end, and what it
+  asks for says what it has. One that is not assigned, or of an earlier life than the metadata knows, is refused with
+  NOT_LEADER_OR_FOLLOWER. Before version 15 the replica's id is ignored: without an epoch anyone could pose as one
+  (CVE-2018-1288).
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from moldau.broker.connection import Part
@@ -28,8 +33,10 @@ from moldau.broker.fetch_sessions import (
     PartitionKey,
     TopicKey,
 )
+from moldau.broker.metadata_fetch import answer_metadata_fetch, is_metadata_fetch
 from moldau.broker.metrics import TopicCounters
 from moldau.broker.partition import READ_COMMITTED, Partition
+from moldau.cluster import divergence
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.fetch import FetchRequest, FetchResponse
 from moldau.protocol.wire import write_uvarint
@@ -38,7 +45,11 @@ from moldau.storage import LogSlice
 TOPIC_IDS_VERSION_MIN = 13
 SESSIONS_VERSION_MIN = 7
 FLEXIBLE_VERSION_MIN = 12
+REPLICA_STATE_VERSION_MIN = 15
 NEW_LEADERS_VERSION_MIN = 16
+# From here on a consumer knows what to do with an answer that names a nearer replica.
+RACKS_VERSION_MIN = 11
+RACK_AWARE_SELECTOR = "RackAwareReplicaSelector"
 UNKNOWN = -1
 
 _THROTTLE = struct.Struct(">i")
@@ -63,24 +74,56 @@ class Found(NamedTuple):
     diverging: tuple[int, int] | None = None
     leader: tuple[int, int] | None = None
     counters: TopicCounters | None = None
+    preferred_replica: int = UNKNOWN
 
     @property
     def size(self) -> int:
         return 0 if self.records is None else self.records.size
 
 
-async def handle(request: FetchRequest, context: Context) -> RawAnswer:
+class Fetcher(NamedTuple):
+    """Who asks: a replica with its broker epoch, or a consumer, perhaps in a rack."""
+
+    replica: int
+    broker_epoch: int
+    # None when it could make nothing of a nearer replica.
+    rack: str | None
+
+    @property
+    def is_replica(self) -> bool:
+        return self.replica >= 0
+
+
+def _fetcher(request: FetchRequest, version: int) -> Fetcher:
+    replica = request.replica_state
+    if version >= REPLICA_STATE_VERSION_MIN and replica is not None and replica.replica_id >= 0:
+        return Fetcher(replica.replica_id, replica.replica_epoch, None)
+    return Fetcher(UNKNOWN, UNKNOWN, request.rack_id if version >= RACKS_VERSION_MIN else None)
+
+
+async def handle(request: FetchRequest, context: Context) -> RawAnswer | FetchResponse:
+    if is_metadata_fetch(request, context):
+        return await answer_metadata_fetch(request, context)
     node, version = context.node, context.version
+    fetcher = _fetcher(request, version)
     node.metrics.fetch_requests += 1
     try:
         session, wanted, is_incremental = _session_and_partitions(request, context)
     except KafkaError as refusal:
         return RawAnswer([_empty_answer(version, refusal.code, session_id=0)])
-    found = _read_all(wanted, request, context)
+    if fetcher.is_replica:
+        refused = _note_positions(wanted, fetcher, context)
+        found = _read_all(wanted, request, fetcher, context, refused)
+    else:
+        found = _read_all(wanted, request, fetcher, context)
     if request.max_wait_ms > 0 and wanted and not node.is_stopping and not _is_enough(found, request.min_bytes):
-        found = await _wait_for_more(wanted, request, context)
+        found = await _wait_for_more(wanted, request, fetcher, context)
     for each in found:
-        if each.counters is not None:
+        if each.counters is None:
+            continue
+        if fetcher.is_replica:
+            each.counters.replication_bytes_out += each.size
+        else:
             each.counters.bytes_out += each.size
     if any(each.error for each in found):
         node.metrics.failed_fetch_requests += 1
@@ -90,6 +133,7 @@ async def handle(request: FetchRequest, context: Context) -> RawAnswer:
             for each in found
             if session.has_news(each.key, each.error, each.size, each.high_watermark, each.log_start_offset)
             or each.diverging is not None
+            or each.preferred_replica != UNKNOWN
         ]
     elif session is not None:
         for each in found:
@@ -108,7 +152,11 @@ def _session_and_partitions(
         topic_key: TopicKey = topic.topic_id if uses_ids else topic.topic
         for each in topic.partitions:
             state = FetchedPartition(
-                each.fetch_offset, each.partition_max_bytes, each.current_leader_epoch, each.last_fetched_epoch
+                each.fetch_offset,
+                each.partition_max_bytes,
+                each.current_leader_epoch,
+                each.last_fetched_epoch,
+                each.log_start_offset,
             )
             wanted.append(((topic_key, each.partition), state))
     if version < SESSIONS_VERSION_MIN:
@@ -137,8 +185,38 @@ def _session_and_partitions(
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+def _note_positions(
+    wanted: list[tuple[PartitionKey, FetchedPartition]], fetcher: Fetcher, context: Context
+) -> dict[PartitionKey, KafkaError]:
+    """What a replica asks for says what it has; once for each request. Partitions that refuse it, and why."""
+    refused: dict[PartitionKey, KafkaError] = {}
+    registration = context.node.image.brokers.get(fetcher.replica)
+    for key, state in wanted:
+        partition = _find(key, context)
+        if partition is None:
+            continue
+        try:
+            partition.require_leader(state.leader_epoch).require_follower(fetcher.replica, fetcher.broker_epoch)
+            if registration is None or registration.epoch > fetcher.broker_epoch:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the replica is one of an earlier life")
+            log = partition.log
+            if divergence(log.epochs, log.end_offset, state.offset, state.last_fetched_epoch) is not None:
+                continue
+            if log.start_offset <= state.offset <= log.end_offset:
+                partition.note_follower_fetch(
+                    fetcher.replica, fetcher.broker_epoch, state.offset, state.log_start_offset
+                )
+        except KafkaError as refusal:
+            refused[key] = refusal
+    return refused
+
+
 def _read_all(
-    wanted: list[tuple[PartitionKey, FetchedPartition]], request: FetchRequest, context: Context
+    wanted: list[tuple[PartitionKey, FetchedPartition]],
+    request: FetchRequest,
+    fetcher: Fetcher,
+    context: Context,
+    refused: Mapping[PartitionKey, KafkaError] = MappingProxyType({}),
 ) -> list[Found]:
     bytes_left = min(request.max_bytes, context.node.settings.integer("fetch.max.bytes"))
     names_leader = context.version >= NEW_LEADERS_VERSION_MIN
@@ -146,7 +224,9 @@ def _read_all(
     found = []
     for key, state in wanted:
         try:
-            each = _read_one(key, state, bytes_left, nothing_yet, request.isolation_level, context)
+            if key in refused:
+                raise refused[key]
+            each = _read_one(key, state, bytes_left, nothing_yet, request.isolation_level, fetcher, context)
         except OSError as error:
             # A segment that cannot be opened or read is its partition's trouble, not the whole fetch's.
             context.node.say(f"read_failed partition={key[0]!r}-{key[1]} reason={str(error)!r}")
@@ -188,30 +268,45 @@ def _find(key: PartitionKey, context: Context) -> Partition | None:
 
 
 def _read_one(
-    key: PartitionKey, state: FetchedPartition, bytes_left: int, at_least_one: bool, isolation: int, context: Context
+    key: PartitionKey,
+    state: FetchedPartition,
+    bytes_left: int,
+    at_least_one: bool,
+    isolation: int,
+    fetcher: Fetcher,
+    context: Context,
 ) -> Found:
     partition = _find(key, context)
     if partition is None:
         raise KafkaError(_absence(key, context))
-    leader = partition.require_leader(state.leader_epoch)
+    if fetcher.rack is not None and partition.follower is not None:
+        partition.require_epoch(state.leader_epoch)
+    else:
+        partition.require_leader(state.leader_epoch)
     log = partition.log
-    if state.last_fetched_epoch >= 0:
-        epoch, end_offset = log.epochs.end_offset_for(state.last_fetched_epoch, log.end_offset)
-        if end_offset < 0:
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        if epoch < state.last_fetched_epoch or end_offset < state.offset:
+    diverging = divergence(log.epochs, log.end_offset, state.offset, state.last_fetched_epoch)
+    if diverging is not None:
+        return Found(
+            key, 0, partition.high_watermark, partition.last_stable_offset, log.start_offset, diverging=diverging
+        )
+    if fetcher.rack and partition.has_followers:
+        preferred = _nearer_replica(partition, state.offset, fetcher.rack, context)
+        if preferred != UNKNOWN:
             return Found(
                 key,
                 0,
-                leader.high_watermark,
+                partition.high_watermark,
                 partition.last_stable_offset,
                 log.start_offset,
-                diverging=(epoch, end_offset),
+                preferred_replica=preferred,
             )
     bytes_max = min(state.bytes_max, max(bytes_left, 0))
-    records = partition.read(state.offset, bytes_max, isolation, at_least_one=at_least_one)
+    if fetcher.is_replica:
+        records = partition.read_for_replica(state.offset, bytes_max, at_least_one=at_least_one)
+    else:
+        records = partition.read(state.offset, bytes_max, isolation, at_least_one=at_least_one)
     aborted: Sequence[tuple[int, int]] | None = None
-    if isolation == READ_COMMITTED:
+    if isolation == READ_COMMITTED and not fetcher.is_replica:
         aborted = (
             []
             if records is None
@@ -223,13 +318,33 @@ def _read_one(
     return Found(
         key,
         0,
-        leader.high_watermark,
+        partition.high_watermark,
         partition.last_stable_offset,
         log.start_offset,
         records,
         aborted,
         counters=partition.counters,
     )
+
+
+def _nearer_replica(partition: Partition, offset: int, rack: str, context: Context) -> int:
+    """KIP-392: the in-sync follower in the consumer's rack that has most; -1 when the leader is as near, or none is."""
+    node, leader = context.node, partition.leader
+    if leader is None or not node.settings.text("replica.selector.class").endswith(RACK_AWARE_SELECTOR):
+        return UNKNOWN
+    brokers = node.image.brokers
+    if node.node_id in brokers and brokers[node.node_id].rack == rack:
+        return UNKNOWN
+    near = [
+        (state.end_offset, -replica)
+        for replica, state in leader.followers.items()
+        if replica in leader.isr
+        and state.start_offset <= offset <= state.end_offset
+        and (broker := brokers.get(replica)) is not None
+        and broker.rack == rack
+        and not broker.fenced
+    ]
+    return -max(near)[1] if near else UNKNOWN
 
 
 def _absence(key: PartitionKey, context: Context) -> ErrorCode:
@@ -250,14 +365,14 @@ def _is_enough(found: list[Found], bytes_min: int) -> bool:
     """Trap 19: errors and divergence are news at once."""
     size = 0
     for each in found:
-        if each.error or each.diverging is not None:
+        if each.error or each.diverging is not None or each.preferred_replica != UNKNOWN:
             return True
         size += each.size
     return size >= bytes_min
 
 
 async def _wait_for_more(
-    wanted: list[tuple[PartitionKey, FetchedPartition]], request: FetchRequest, context: Context
+    wanted: list[tuple[PartitionKey, FetchedPartition]], request: FetchRequest, fetcher: Fetcher, context: Context
 ) -> list[Found]:
     """Look again whenever one of the partitions grows, until there is enough, the time is up or nobody listens."""
     node, clock, connection = context.node, context.node.clock, context.connection
@@ -272,7 +387,10 @@ async def _wait_for_more(
         # Found anew each time: a topic may have been deleted and made again meanwhile.
         partitions = [partition for key, _ in wanted if (partition := _find(key, context)) is not None]
         for partition in partitions:
-            partition.add_waiter(on_change)
+            if fetcher.is_replica:
+                partition.add_end_waiter(on_change)
+            else:
+                partition.add_waiter(on_change)
         timer = clock.call_later(max(deadline_ms - clock.monotonic_ms(), 0), on_change)
         connection.call_when_closed(on_change)
         try:
@@ -281,10 +399,13 @@ async def _wait_for_more(
             timer.cancel()
             connection.forget_closer(on_change)
             for partition in partitions:
-                partition.drop_waiter(on_change)
+                if fetcher.is_replica:
+                    partition.drop_end_waiter(on_change)
+                else:
+                    partition.drop_waiter(on_change)
         if connection.closed:
             return []
-        found = _read_all(wanted, request, context)
+        found = _read_all(wanted, request, fetcher, context)
         if _is_enough(found, request.min_bytes) or clock.monotonic_ms() >= deadline_ms or node.is_stopping:
             return found
 
@@ -395,8 +516,8 @@ def _write_partition(out: bytearray, each: Found, version: int) -> None:
         out += _ABORTED.pack(producer_id, first_offset)
         if flexible:
             out.append(0)
-    if version >= 11:
-        out += _INT32.pack(-1)
+    if version >= RACKS_VERSION_MIN:
+        out += _INT32.pack(each.preferred_replica)
     if flexible:
         write_uvarint(out, each.size + 1)
     else:

@@ -7,9 +7,9 @@ of the transaction, from 2 on of which the marker's epoch must be a new one (KIP
 
 from __future__ import annotations
 
-from moldau.broker.coordinator import Reply
 from moldau.broker.dispatch import Context
 from moldau.broker.markers import End
+from moldau.broker.reply import Reply
 from moldau.kernel import ErrorCode, KafkaError, ProducerIdAndEpoch, TopicPartition
 from moldau.protocol.markers import Marker
 from moldau.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse

@@ -1,0 +1,107 @@
+"""Which partition is fetched from whom, and what leaders propose: the part of replication that the node talks to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moldau.broker.partition import Partition
+from moldau.broker.replication.fetcher import ReplicaFetcher
+from moldau.broker.replication.peers import Connect, connect_to_peer, inter_broker_endpoint
+from moldau.broker.replication.proposals import InSyncProposals
+from moldau.cluster import Endpoint, InSyncProposal
+from moldau.kernel import NO_LEADER
+
+if TYPE_CHECKING:
+    from moldau.broker.node import Node
+
+FetcherKey = tuple[int, int]
+
+
+class Replication:
+    def __init__(self, node: Node, connect: Connect = connect_to_peer) -> None:
+        self.node = node
+        self.connect = connect
+        self._fetchers: dict[FetcherKey, ReplicaFetcher] = {}
+        self._fetched_by: dict[Partition, ReplicaFetcher] = {}
+        self._proposals = InSyncProposals(node)
+        self._looked_ms = 0
+        self.is_stopping = False
+
+    # -- what the metadata says ----------------------------------------------------------------------------------------
+
+    def on_part_changed(self, partition: Partition) -> None:
+        """Fetch from whoever leads now, from nobody else."""
+        follower = partition.follower
+        fetcher = self._fetched_by.get(partition)
+        if self.is_stopping or follower is None or follower.leader_id in (NO_LEADER, self.node.node_id):
+            self.forget(partition)
+            return
+        wanted = self._fetcher_for(partition, follower.leader_id)
+        if fetcher is not wanted:
+            if fetcher is not None:
+                fetcher.remove(partition)
+            self._fetched_by[partition] = wanted
+        wanted.add(partition)
+
+    def _fetcher_for(self, partition: Partition, leader_id: int) -> ReplicaFetcher:
+        count = max(self.node.settings.integer("num.replica.fetchers"), 1)
+        key = leader_id, (int.from_bytes(partition.topic_id[:4], "big") + partition.index) % count
+        fetcher = self._fetchers.get(key)
+        if fetcher is None:
+            fetcher = self._fetchers[key] = ReplicaFetcher(self, leader_id)
+        return fetcher
+
+    def forget(self, partition: Partition) -> None:
+        fetcher = self._fetched_by.pop(partition, None)
+        if fetcher is not None:
+            fetcher.remove(partition)
+
+    def on_brokers_changed(self) -> None:
+        """Someone came, went or moved: addresses and the eligible ones may be others."""
+        self.node.replicas.drop_laggards()
+        for fetcher in self._fetchers.values():
+            fetcher.look_again()
+
+    def endpoint_of(self, broker_id: int) -> Endpoint | None:
+        broker = self.node.image.brokers.get(broker_id)
+        return None if broker is None else inter_broker_endpoint(self.node.settings, broker)
+
+    @property
+    def broker_epoch(self) -> int:
+        registration = self.node.image.brokers.get(self.node.node_id)
+        return -1 if registration is None else registration.epoch
+
+    # -- leaders -------------------------------------------------------------------------------------------------------
+
+    def propose(self, partition: Partition, proposal: InSyncProposal) -> None:
+        self._proposals.send(partition, proposal)
+
+    def look_if_due(self) -> None:
+        """Housekeeping: twice in the time that a follower may lag, so that none stays much longer."""
+        now_ms = self.node.clock.monotonic_ms()
+        if now_ms - self._looked_ms >= self.node.replicas.lag_ms_max // 2:
+            self._looked_ms = now_ms
+            self.node.replicas.drop_laggards()
+
+    # -- for the metrics -----------------------------------------------------------------------------------------------
+
+    def lags(self) -> list[tuple[Partition, int]]:
+        """How many committed records each fetched partition does not have yet."""
+        return [
+            (partition, max(partition.follower.leader_high_watermark - partition.log.end_offset, 0))
+            for partition in self._fetched_by
+            if partition.follower is not None
+        ]
+
+    @property
+    def failed_count(self) -> int:
+        """Partitions whose last fetch was refused."""
+        return sum(fetcher.failed_count for fetcher in self._fetchers.values())
+
+    async def stop(self) -> None:
+        self.is_stopping = True
+        self._proposals.stop()
+        fetchers, self._fetchers = list(self._fetchers.values()), {}
+        self._fetched_by.clear()
+        for fetcher in fetchers:
+            await fetcher.stop()

@@ -1,0 +1,124 @@
+"""Clusters of real nodes in threads of this process: real sockets and files, ports that were free a moment ago"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from moldau.broker import Node
+from moldau.client import Connection
+from moldau.testing import Broker
+from tests.oracle import free_port
+
+WAIT_SECONDS_MAX = 20.0
+# As patient as a busy machine needs, and no slower than a test wants.
+SETTINGS = {"initial.broker.registration.timeout.ms": "20000"}
+
+
+class Cluster:
+    """Nodes 1 to n; the first three of them are controllers unless `controllers` says otherwise."""
+
+    def __init__(self, count: int = 3, *, controllers: int = 3, settings: dict[str, str] | None = None) -> None:
+        ports = [free_port() for _ in range(count)]
+        self.voters = ",".join(f"{index + 1}@127.0.0.1:{port}" for index, port in enumerate(ports[:controllers]))
+        self.nodes: dict[int, Broker] = {}
+        for index in range(count):
+            node_id = index + 1
+            listeners = f"PLAINTEXT://127.0.0.1:{free_port()}"
+            roles = "broker"
+            if index < controllers:
+                listeners, roles = f"{listeners},CONTROLLER://127.0.0.1:{ports[index]}", "broker,controller"
+            own = {
+                "node.id": str(node_id),
+                "process.roles": roles,
+                "listeners": listeners,
+                "controller.listener.names": "CONTROLLER",
+                "controller.quorum.voters": self.voters,
+                **SETTINGS,
+                **(settings or {}),
+            }
+            self.nodes[node_id] = Broker(own)
+
+    def __enter__(self) -> Self:
+        with ThreadPoolExecutor(len(self.nodes)) as threads:
+            started = [threads.submit(node.start) for node in self.nodes.values()]
+        try:
+            for each in started:
+                each.result()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with ThreadPoolExecutor(len(self.nodes)) as threads:
+            for closed in [threads.submit(node.close) for node in self.nodes.values()]:
+                closed.result()
+
+    def node(self, node_id: int) -> Node:
+        node = self.nodes[node_id].node
+        assert node is not None
+        return node
+
+    @property
+    def running(self) -> dict[int, Node]:
+        found = {node_id: broker.node for node_id, broker in self.nodes.items()}
+        return {node_id: node for node_id, node in found.items() if node is not None and not node.is_stopping}
+
+    def active(self) -> int:
+        """The active controller's id, once there is one that the others agree on."""
+        return wait_for(self._agreed_leader)
+
+    def _agreed_leader(self) -> int | None:
+        leaders = {node.controller.quorum.leader_id for node in self.running.values()}
+        epochs = {node.controller.quorum.epoch for node in self.running.values()}
+        return leaders.pop() if len(leaders) == len(epochs) == 1 and leaders != {-1} else None
+
+    def ask(self, node_id: int, message: Any, *, controller: bool = False, version: int | None = None) -> Any:
+        """One request to a node's broker listener, or to its controller's."""
+        listener = self.node(node_id).listeners[1 if controller else 0]
+
+        async def exchange() -> Any:
+            connection = await Connection.connect("127.0.0.1", listener.port)
+            try:
+                return await connection.request(message, version=version)
+            finally:
+                connection.close()
+
+        return run_aside(exchange())
+
+    def run_on(self, node_id: int, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        loop = self.nodes[node_id]._loop
+        assert loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(WAIT_SECONDS_MAX)
+
+
+def run_aside(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """On a loop of its own, whatever the test runs on."""
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(asyncio.run(coroutine)))
+    thread.start()
+    thread.join(WAIT_SECONDS_MAX)
+    assert result, "no answer came"
+    return result[0]
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """Its first true value."""
+    until = time.monotonic() + WAIT_SECONDS_MAX
+    while time.monotonic() < until:
+        value = condition()
+        if value is not None and value is not False:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {WAIT_SECONDS_MAX} s: {condition}")

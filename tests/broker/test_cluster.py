@@ -1,0 +1,134 @@
+"""Several nodes are one cluster: they agree on a controller and on metadata, miss the dead, take back the living."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from moldau.kernel import METADATA_TOPIC, ErrorCode
+from moldau.protocol.messages.alter_partition import AlterPartitionRequest
+from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
+from moldau.protocol.messages.create_topics import CreateTopicsRequest
+from moldau.protocol.messages.describe_quorum import DescribeQuorumRequest
+from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
+from moldau.protocol.messages.vote import VoteRequest
+from tests.broker.cluster_kit import Cluster, wait_for
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(4) as running:
+        yield running
+
+
+def create(cluster: Cluster, node_id: int, name: str, *, partitions: int = 3, factor: int = 3) -> None:
+    topic = CreateTopicsRequest.CreatableTopic(name, num_partitions=partitions, replication_factor=factor)
+    (result,) = cluster.ask(node_id, CreateTopicsRequest(topics=[topic])).topics
+    assert result.error_code == 0, result.error_message
+
+
+def test_every_node_forwards_to_the_one_that_decides_and_follows_its_log(cluster: Cluster) -> None:
+    for node_id in cluster.nodes:
+        create(cluster, node_id, f"by-{node_id}")
+    names = {f"by-{node_id}" for node_id in cluster.nodes}
+    wait_for(lambda: all(names <= set(node.image.topics) for node in cluster.running.values()))
+    images = [node.image for node in cluster.running.values()]
+    for name in names:
+        (partitions,) = {image.topics[name].partitions for image in images}
+        assert {len(set(each.replicas)) for each in partitions} == {3}
+
+
+def test_the_quorum_is_described_by_its_leader_also_through_others(cluster: Cluster) -> None:
+    active = cluster.active()
+    topics = [DescribeQuorumRequest.TopicData(METADATA_TOPIC, [DescribeQuorumRequest.PartitionData(0)])]
+    for node_id in cluster.nodes:
+        (partition,) = cluster.ask(node_id, DescribeQuorumRequest(topics=topics)).topics[0].partitions
+        assert (partition.error_code, partition.leader_id) == (0, active)
+        assert [each.replica_id for each in partition.current_voters] == [1, 2, 3]
+        assert [each.replica_id for each in partition.observers] == [4]
+        assert all(each.last_fetch_timestamp > 0 for each in partition.current_voters)
+
+
+def test_no_two_brokers_get_the_same_producer_ids(cluster: Cluster) -> None:
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
+    answers = [cluster.ask(node_id, request) for node_id in (1, 2, 3, 4) for _ in range(3)]
+    assert {answer.error_code for answer in answers} == {0}
+    assert len({answer.producer_id for answer in answers}) == len(answers)
+
+
+def test_only_the_active_controller_answers_brokers(cluster: Cluster) -> None:
+    passive = next(node_id for node_id in (1, 2, 3) if node_id != cluster.active())
+    answer = cluster.ask(passive, BrokerHeartbeatRequest(4, 0), controller=True)
+    assert answer.error_code == ErrorCode.NOT_CONTROLLER
+
+
+def test_a_second_broker_with_the_same_id_is_refused_while_the_first_lives(cluster: Cluster) -> None:
+    request = BrokerRegistrationRequest(
+        4,
+        cluster.node(1).cluster_id,
+        bytes(range(16)),
+        features=[BrokerRegistrationRequest.Feature("metadata.version", 7, 30)],
+        log_dirs=[bytes(range(16))],
+    )
+    answer = cluster.ask(cluster.active(), request, controller=True)
+    assert answer.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+
+
+def test_a_broker_of_another_cluster_is_refused(cluster: Cluster) -> None:
+    request = BrokerRegistrationRequest(9, "another", bytes(range(16)), log_dirs=[bytes(range(16))])
+    answer = cluster.ask(cluster.active(), request, controller=True)
+    assert answer.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
+    answer = cluster.ask(cluster.active(), VoteRequest("another", 1), controller=True)
+    assert answer.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+def test_an_old_incarnation_changes_nothing(cluster: Cluster) -> None:
+    create(cluster, 1, "kept")
+    node = cluster.node(cluster.active())
+    leader = node.controller.latest.topics["kept"].partitions[0].leader
+    stale = AlterPartitionRequest(leader, node.controller.latest.brokers[leader].epoch - 1)
+    assert cluster.ask(node.node_id, stale, controller=True).error_code == ErrorCode.STALE_BROKER_EPOCH
+
+
+def test_a_leader_changes_who_is_in_sync_wherever_the_controller_is(cluster: Cluster) -> None:
+    create(cluster, 2, "shrunk", partitions=1)
+    wait_for(lambda: all("shrunk" in node.image.topics for node in cluster.running.values()))
+    image = cluster.node(1).image
+    topic, partition = image.topics["shrunk"], image.topics["shrunk"].partitions[0]
+    leader = cluster.node(partition.leader)
+    kinds = AlterPartitionRequest
+    isr = [kinds.BrokerState(partition.leader, image.brokers[partition.leader].epoch)]
+    asked = kinds.PartitionData(0, partition.leader_epoch, [], isr, 0, partition.partition_epoch)
+    request = kinds(partition.leader, leader.membership.epoch, [kinds.TopicData(topic.id, [asked])])
+    answer = cluster.run_on(partition.leader, leader.alter_partition(request))
+    (altered,) = answer.topics[0].partitions
+    assert (altered.error_code, altered.isr, altered.leader_epoch) == (0, [partition.leader], partition.leader_epoch)
+    assert altered.partition_epoch > partition.partition_epoch
+    again = cluster.run_on(partition.leader, leader.alter_partition(request))
+    assert again.topics[0].partitions[0].error_code == ErrorCode.INVALID_UPDATE_VERSION
+
+
+def test_a_stopped_broker_is_fenced_others_lead_and_it_comes_back() -> None:
+    with Cluster(3) as cluster:
+        create(cluster, 1, "moved", partitions=6)
+        first = cluster.active()
+        cluster.nodes[first].stop()
+        others = [node_id for node_id in (1, 2, 3) if node_id != first]
+        second = wait_for(lambda: next((each for each in others if cluster.node(each).controller.is_active), None))
+        survivor = cluster.node(second)
+        wait_for(lambda: survivor.image.brokers[first].fenced or survivor.image.brokers[first].in_controlled_shutdown)
+        partitions = wait_for(
+            lambda: (
+                None
+                if any(each.leader == first for each in survivor.image.topics["moved"].partitions)
+                else survivor.image.topics["moved"].partitions
+            )
+        )
+        assert {each.leader for each in partitions} <= set(others)
+        create(cluster, second, "meanwhile", factor=2)
+        cluster.nodes[first].start()
+        wait_for(lambda: not survivor.image.brokers[first].fenced)
+        wait_for(lambda: "meanwhile" in cluster.node(first).image.topics)
+        create(cluster, first, "afterwards")
