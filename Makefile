@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.ready
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate faults-spark generate facts clean
+.PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate faults faults-spark generate facts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.-]+):.*## /  make \1|/' | column -t -s'|'
@@ -56,6 +56,11 @@ SEEDS ?= 1000
 simulate: $(STAMP)  ## transactions under crashes and power losses, SEEDS=1000 of each
 	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS)
 	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --kind power-losses
+
+ROUNDS ?= 3
+faults: $(STAMP)  ## three brokers on hosts of their own, every fault ROUNDS=3 times, nothing may be lost; needs root
+	@tools/install-test-tools
+	@$(BIN)/python -m tests.faults.cluster_faults --rounds $(ROUNDS)
 
 KILLS ?= 20
 faults-spark: $(STAMP)  ## kill a Spark driver KILLS=20 times under load, exactly once must hold
