@@ -1,8 +1,8 @@
 /* Bulk load and end-to-end latency through librdkafka.
  *
- *   rdload produce BROKER TOPIC RECORDS RECORD_BYTES      batches of 1 MB
- *   rdload consume BROKER TOPIC RECORDS                   from the beginning of partition 0
- *   rdload latency BROKER TOPIC RECORDS RECORD_BYTES RATE produce to consume, one record at a time
+ *   rdload produce BROKER TOPIC RECORDS RECORD_BYTES [PARTITIONS]      batches of 1 MB
+ *   rdload consume BROKER TOPIC RECORDS                    from the beginning of partition 0
+ *   rdload latency BROKER TOPIC RECORDS RECORD_BYTES RATE [LINGER_MS]  produce to consume, one record at a time
  *   rdload commit  BROKER TOPIC CONSUMERS SECONDS         each consumer commits one offset after the other
  *
  * Prints one line of JSON.
@@ -95,14 +95,15 @@ static int produce(char **argv) {
     long records = atol(argv[4]);
     size_t size = (size_t)atol(argv[5]);
     char *pool = make_pool(size);
+    int32_t partitions = argv[6] ? atoi(argv[6]) : 1;
     rd_kafka_t *client = make_producer(argv[2], "5");
     rd_kafka_topic_t *topic = rd_kafka_topic_new(client, argv[3], 0);
-    rd_kafka_produce(topic, 0, 0, pool, size, 0, 0, 0);
+    for (int32_t i = 0; i < partitions; i++) rd_kafka_produce(topic, i, 0, pool, size, 0, 0, 0);
     rd_kafka_flush(client, 10000);
     delivered = 0;
     double begun = now();
     for (long i = 0; i < records; i++) {
-        while (rd_kafka_produce(topic, 0, 0, pool + (size_t)(i % POOL) * size, size, 0, 0, 0)) rd_kafka_poll(client, 50);
+        while (rd_kafka_produce(topic, (int32_t)(i % partitions), 0, pool + (size_t)(i % POOL) * size, size, 0, 0, 0)) rd_kafka_poll(client, 50);
         if (i % 256 == 0) rd_kafka_poll(client, 0);
     }
     rd_kafka_flush(client, SECONDS_MAX * 1000);
@@ -184,7 +185,7 @@ static int latency(char **argv) {
     double rate = atof(argv[6]);
     latencies = malloc(sizeof *latencies * (size_t)(wanted + 1));
     char *record = make_pool(size);
-    rd_kafka_t *client = make_producer(argv[2], "0");
+    rd_kafka_t *client = make_producer(argv[2], argv[7] ? argv[7] : "0");
     rd_kafka_topic_t *topic = rd_kafka_topic_new(client, argv[3], 0);
     reader = make_consumer(argv[2], argv[3], RD_KAFKA_OFFSET_END);
     for (int i = 0; i < 15; i++) { /* until it follows the end of the partition */
