@@ -4,8 +4,8 @@
     python -m bench spark [--only ROW]... [--rounds 1]
 
 Some rows alone replace theirs in the table and leave the others as they are. Rows: start, load, partitions, recovery,
-groups, transactions, logs, clusters. `spark` is a table of its own (`bench.spark_rows`). Run it on a machine with nothing else to
-do.
+groups, transactions, logs, clusters. `spark` is a table of its own (`bench.spark_rows`). Run it on a machine with
+nothing else to do.
 """
 
 from __future__ import annotations

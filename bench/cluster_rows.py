@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from confluent_kafka import Producer
@@ -252,7 +253,7 @@ class Acknowledged:
         _wait(lambda: self.times[-1] > moment + 0.1 and time.monotonic() - moment > CALM_SECONDS)
         _wait(lambda: len([each for each in self.times[-200:] if each > moment]) >= 100)
         times = [each for each in self.times if each >= moment - 1]
-        return max(after - before for before, after in zip(times, times[1:], strict=False))
+        return max(after - before for before, after in pairwise(times))
 
 
 def _led_by(cluster: Cluster, topic: str, leader: int) -> None:
