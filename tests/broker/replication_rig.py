@@ -17,7 +17,7 @@ from typing import Any
 from moldau.broker import Node, load_settings
 from moldau.broker.host import SystemClock, SystemDice, SystemDisk
 from moldau.broker.partition import Partition
-from moldau.broker.replication import Peer, connect_to_peer
+from moldau.broker.peers import Peer, connect_to_peer
 from moldau.client import Connection
 from moldau.cluster import Endpoint, MetadataDelta, MetadataImage, PartitionImage
 from moldau.kernel import ErrorCode, KafkaError

@@ -1,4 +1,4 @@
-"""The ends of transactions, written to the partitions that took part.
+"""The ends of transactions, written to the partitions that took part: here, or by WriteTxnMarkers where others lead.
 
 A coordinator's order is carried out however often it takes: its decision is committed, so nothing can take it back. A
 partition whose topic was deleted has nothing to end. One that has seen a newer epoch was ended by somebody else.
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from moldau.broker.partition import Partition
 from moldau.cluster import OFFSETS_TOPIC
 from moldau.coordination.groups import EndOffsets
-from moldau.kernel import ErrorCode, KafkaError, ProducerIdAndEpoch, TopicPartition
+from moldau.kernel import NO_LEADER, ErrorCode, KafkaError, ProducerIdAndEpoch, TopicPartition
 from moldau.protocol.markers import Marker
+from moldau.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
 if TYPE_CHECKING:
     from moldau.broker.node import Node
 
 RETRY_MS_MIN, RETRY_MS_MAX = 50, 2_000
+MARKERS_PER_REQUEST_MAX = 500
 _COORDINATOR_MOVES = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -44,9 +46,27 @@ class Token(Protocol):
 class Markers:
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._elsewhere: dict[int, _Broker] = {}
+
+    def send(self, where: TopicPartition, end: End, token: Token) -> None:
+        """To whoever leads the partition."""
+        topic = self._node.image.topics.get(where.topic)
+        if topic is None or where.partition >= len(topic.partitions):
+            token.give(KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            return
+        leader = topic.partitions[where.partition].leader
+        if leader == self._node.node_id:
+            self.write(where, end, token)
+        elif leader == NO_LEADER:
+            token.give(KafkaError(ErrorCode.LEADER_NOT_AVAILABLE))
+        else:
+            broker = self._elsewhere.get(leader)
+            if broker is None:
+                broker = self._elsewhere[leader] = _Broker(self._node, leader)
+            broker.send(where, end, token)
 
     def write(self, where: TopicPartition, end: End, token: Token) -> None:
-        """Write one; `token` is given the outcome, often before this returns."""
+        """Write one to a partition that we lead; `token` is given the outcome, often before this returns."""
         try:
             partition = self._node.replicas.require(where.topic, where.partition)
             if where.topic == OFFSETS_TOPIC:
@@ -89,6 +109,90 @@ class Markers:
         _Order(self, self._node, end, is_wanted, on_done).write(sorted(partitions))
 
 
+class _Broker:
+    """Markers for another broker: those that wait while a request is under way share the next one."""
+
+    def __init__(self, node: Node, broker_id: int) -> None:
+        self._node = node
+        self._broker_id = broker_id
+        self._waiting: list[tuple[TopicPartition, End, Token]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def send(self, where: TopicPartition, end: End, token: Token) -> None:
+        self._waiting.append((where, end, token))
+        if self._task is None:
+            self._task = self._node.loop.create_task(self._send_all())
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                under_way, self._waiting = (
+                    self._waiting[:MARKERS_PER_REQUEST_MAX],
+                    self._waiting[MARKERS_PER_REQUEST_MAX:],
+                )
+                codes: dict[tuple[TopicPartition, int], ErrorCode] = {}
+                reason = "the answer does not name the partition"
+                try:
+                    response = await self._node.peers.ask(self._broker_id, _markers_request(under_way))
+                except (OSError, KafkaError) as error:
+                    reason = str(error)
+                else:
+                    codes = _markers_codes(response)
+                for where, end, token in under_way:
+                    code = codes.get((where, end.producer.producer_id), ErrorCode.NETWORK_EXCEPTION)
+                    if code is ErrorCode.NETWORK_EXCEPTION:
+                        token.give(KafkaError(code, f"broker {self._broker_id}: {reason}"))
+                    else:
+                        token.give(None if code is ErrorCode.NONE else KafkaError(code))
+        finally:
+            self._task = None
+
+    def _take(self) -> list[tuple[TopicPartition, End, Token]]:
+        """For one request: of each producer one end in a partition, as its answer names no more than those."""
+        taken: dict[tuple[TopicPartition, int], tuple[TopicPartition, End, Token]] = {}
+        left = []
+        for each in self._waiting:
+            key = each[0], each[1].producer.producer_id
+            if key in taken or len(taken) == MARKERS_PER_REQUEST_MAX:
+                left.append(each)
+            else:
+                taken[key] = each
+        self._waiting = left
+        return list(taken.values())
+
+
+def _markers_request(wanted: list[tuple[TopicPartition, End, Token]]) -> WriteTxnMarkersRequest:
+    kinds = WriteTxnMarkersRequest
+    by_end: dict[End, dict[str, WriteTxnMarkersRequest.WritableTxnMarkerTopic]] = {}
+    for where, end, _ in wanted:
+        topics = by_end.setdefault(end, {})
+        topics.setdefault(where.topic, kinds.WritableTxnMarkerTopic(where.topic)).partition_indexes.append(
+            where.partition
+        )
+    return kinds(
+        [
+            kinds.WritableTxnMarker(
+                end.producer.producer_id,
+                end.producer.epoch,
+                end.marker.committed,
+                list(topics.values()),
+                end.marker.coordinator_epoch,
+                end.transaction_version,
+            )
+            for end, topics in by_end.items()
+        ]
+    )
+
+
+def _markers_codes(response: WriteTxnMarkersResponse) -> dict[tuple[TopicPartition, int], ErrorCode]:
+    return {
+        (TopicPartition(topic.name, each.partition_index), result.producer_id): ErrorCode(each.error_code)
+        for result in response.markers
+        for topic in result.topics
+        for each in topic.partitions
+    }
+
+
 class _Order:
     """A transaction's markers on their way; partitions that refuse are tried again."""
 
@@ -107,19 +211,23 @@ class _Order:
     def write(self, partitions: list[TopicPartition]) -> None:
         self._unanswered = len(partitions) + 1  # one for this loop: answers may come within it
         for where in partitions:
-            self._markers.write(where, self._end, _OrderToken(self, where))
+            self._markers.send(where, self._end, _OrderToken(self, where))
         self._answered()
 
     def on_outcome(self, where: TopicPartition, refusal: KafkaError | None) -> None:
         if refusal is not None and refusal.code == ErrorCode.INVALID_PRODUCER_EPOCH:
             self._node.say(f"marker_not_needed partition={where} reason={refusal.message!r}")
-        elif refusal is not None and refusal.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        elif refusal is not None and not self._is_gone(where, refusal):
             self._node.say(
                 f"marker_not_written partition={where} producer={self._end.producer.producer_id}"
                 f" error={refusal.code.name} retry_ms={self._retry_ms} reason={refusal.message!r}"
             )
             self._refused.append(where)
         self._answered()
+
+    def _is_gone(self, where: TopicPartition, refusal: KafkaError) -> bool:
+        """A broker that does not know the topic may only not have heard of it yet."""
+        return refusal.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and where.topic not in self._node.image.topics
 
     def _answered(self) -> None:
         self._unanswered -= 1

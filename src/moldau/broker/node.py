@@ -31,11 +31,12 @@ from moldau.broker.http import HttpListener
 from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listen, Listener, ListenerConfig, listen_on_host
 from moldau.broker.membership import Membership
 from moldau.broker.metrics import Metrics
+from moldau.broker.peers import Connect, Peers, connect_to_peer
 from moldau.broker.producer_ids import ProducerIds
 from moldau.broker.quorum_network import Addresses, QuorumNetwork
 from moldau.broker.quorum_setup import QuorumSettings, cluster_id_of, make_quorum, read_quorum_settings
 from moldau.broker.replicas import Replicas, directory_id_of
-from moldau.broker.replication import Connect, Replication, connect_to_peer
+from moldau.broker.replication import Replication
 from moldau.broker.retention import Retention
 from moldau.broker.settings import Settings
 from moldau.cluster import (
@@ -103,7 +104,7 @@ class Node:
         connect: Connect = connect_to_peer,
     ) -> None:
         """`run_cleaning` takes the cleaner's work elsewhere; without it a thread does it."""
-        self._connect = connect
+        self.peers = Peers(self, connect)
         self.settings = settings
         settings.say = say
         self.node_id = settings.node_id
@@ -305,7 +306,7 @@ class Node:
             on_fault=self.fail,
         )
         self.replicas.unusable_directories = self._unusable
-        self.replication = Replication(self, self._connect)
+        self.replication = Replication(self)
         self.replicas.replication = self.replication
         self.retention = Retention(self.replicas, self.settings, self.clock, self.say)
         run_cleaning = self._run_cleaning or clean_in_thread(self.replicas, self._disk)
@@ -771,6 +772,7 @@ class Node:
         except (KafkaError, OSError) as error:
             # The next start registers anew anyway; the logs must be closed all the same.
             self.say(f"fencing_failed reason={str(error)!r}")
+        self.peers.close()
         self.replicas.close(epoch)
         for directory in self._locked:
             directory.unlock()

@@ -22,6 +22,7 @@ from moldau.coordination.transactions import (
 )
 from moldau.kernel import ErrorCode, KafkaError, ProducerIdAndEpoch, TopicPartition
 from moldau.protocol.markers import Marker
+from moldau.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 
 if TYPE_CHECKING:
     from moldau.broker.node import Node
@@ -70,6 +71,51 @@ class Transactions:
         except KafkaError as refusal:
             return dict.fromkeys(partitions, refusal.code)
         return answer
+
+    async def ask_coordinator(
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: frozenset[TopicPartition],
+        *,
+        bumps_epochs: bool,
+        only_verifies: bool,
+    ) -> dict[TopicPartition, ErrorCode]:
+        """`add_partitions`, wherever the transactional id is coordinated."""
+        node = self._node
+        try:
+            leader = self._coordinator_of(transactional_id)
+        except KafkaError as refusal:
+            return dict.fromkeys(partitions, refusal.code)
+        if leader == node.node_id:
+            return await self.add_partitions(
+                transactional_id, producer, partitions, bumps_epochs=bumps_epochs, only_verifies=only_verifies
+            )
+        kinds = AddPartitionsToTxnRequest
+        topics: dict[str, AddPartitionsToTxnRequest.AddPartitionsToTxnTopic] = {}
+        for where in sorted(partitions):
+            topics.setdefault(where.topic, kinds.AddPartitionsToTxnTopic(where.topic)).partitions.append(
+                where.partition
+            )
+        transaction = kinds.AddPartitionsToTxnTransaction(
+            transactional_id, producer.producer_id, producer.epoch, only_verifies, list(topics.values())
+        )
+        try:
+            response: AddPartitionsToTxnResponse = await node.peers.ask(leader, kinds(transactions=[transaction]))
+        except (OSError, KafkaError):
+            return dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if response.error_code:
+            return dict.fromkeys(partitions, ErrorCode(response.error_code))
+        (result,) = response.results_by_transaction
+        return {
+            TopicPartition(topic.name, each.partition_index): ErrorCode(each.partition_error_code)
+            for topic in result.topic_results
+            for each in topic.results_by_partition
+        }
+
+    def _coordinator_of(self, transactional_id: str) -> int:
+        index = self.coordinator.index_of(transactional_id)
+        return self._node.image.topics[TRANSACTIONS_TOPIC].partitions[index].leader
 
     async def ensure_topic(self) -> None:
         settings = self._node.settings

@@ -153,7 +153,7 @@ class Verified:
 
     async def ask(self) -> None:
         claim = self._claim
-        codes = await self._node.transactions.add_partitions(
+        codes = await self._node.transactions.ask_coordinator(
             claim.transactional_id,
             claim.producer,
             frozenset(self._open),

@@ -4,7 +4,6 @@ One connection and one loop per leader and fetcher number (`num.replica.fetchers
 `Partition`, byte for byte; what follows from it is decided by `moldau.cluster`'s machines.
 """
 
-from moldau.broker.replication.peers import Connect, Peer, connect_to_peer, inter_broker_endpoint
 from moldau.broker.replication.replication import Replication
 
-__all__ = ["Connect", "Peer", "Replication", "connect_to_peer", "inter_broker_endpoint"]
+__all__ = ["Replication"]

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from moldau.broker.partition import Partition
-from moldau.broker.replication.peers import Peer
+from moldau.broker.peers import Peer
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.batches import CorruptBatchError
 from moldau.protocol.messages.fetch import FetchRequest, FetchResponse
@@ -156,10 +156,10 @@ class ReplicaFetcher:
         self._task = None
 
     async def _connect(self) -> Peer:
-        endpoint = self._replication.endpoint_of(self._leader_id)
+        endpoint = self._node.peers.endpoint_of(self._leader_id)
         if endpoint is None:
             raise ConnectionError(f"broker {self._leader_id} has no listener for other brokers")
-        return await self._replication.connect(endpoint, self._timeout_ms)
+        return await self._node.peers.connect(endpoint, self._timeout_ms)
 
     @property
     def _timeout_ms(self) -> int:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from moldau.broker.partition import Partition
 from moldau.broker.replication.fetcher import ReplicaFetcher
-from moldau.broker.replication.peers import Connect, connect_to_peer, inter_broker_endpoint
 from moldau.broker.replication.proposals import InSyncProposals
-from moldau.cluster import Endpoint, InSyncProposal
+from moldau.cluster import InSyncProposal
 from moldau.kernel import NO_LEADER
 
 if TYPE_CHECKING:
@@ -18,9 +17,8 @@ FetcherKey = tuple[int, int]
 
 
 class Replication:
-    def __init__(self, node: Node, connect: Connect = connect_to_peer) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.connect = connect
         self._fetchers: dict[FetcherKey, ReplicaFetcher] = {}
         self._fetched_by: dict[Partition, ReplicaFetcher] = {}
         self._proposals = InSyncProposals(node)
@@ -61,10 +59,6 @@ class Replication:
         self.node.replicas.drop_laggards()
         for fetcher in self._fetchers.values():
             fetcher.look_again()
-
-    def endpoint_of(self, broker_id: int) -> Endpoint | None:
-        broker = self.node.image.brokers.get(broker_id)
-        return None if broker is None else inter_broker_endpoint(self.node.settings, broker)
 
     @property
     def broker_epoch(self) -> int:
