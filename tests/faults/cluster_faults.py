@@ -181,6 +181,9 @@ class Faults:
         """Syncs fail: the broker's only directory is out of service, and so is the broker, until it is started anew."""
         broker = self._cluster.brokers[node]
         with _injected(broker.pid):
+            # Something to sync for every voter: a change of the metadata.
+            admin = AdminClient({"bootstrap.servers": self._cluster.bootstrap, "log_level": 0})
+            admin.create_topics([NewTopic(f"touched-{time.monotonic_ns()}", 1, 3)])
             self._wait(lambda: broker._process is None or broker._process.poll() is not None)
         broker.stop()
         broker.start()
