@@ -98,6 +98,10 @@ class Cluster:
             for started in [threads.submit(broker.start) for broker in self.brokers.values()]:
                 started.result()
 
+    def tell_log(self, characters_max: int) -> None:
+        for node, broker in self.brokers.items():
+            print(f"---- broker {node} said last:\n{broker.log[-characters_max:]}", file=sys.stderr)
+
     def end(self) -> None:
         for broker in self.brokers.values():
             with suppress(ProcessLookupError):
@@ -217,7 +221,7 @@ def _injected(pid: int) -> Iterator[None]:
         tracer.wait()
 
 
-def run(hosts: Hosts, directory: Path, seed: int, rounds: int, names: list[str]) -> None:
+def run(hosts: Hosts, directory: Path, seed: int, rounds: int, names: list[str], *, with_log: bool) -> None:
     dice = random.Random(seed)
     cluster = Cluster(hosts, directory)
     load: RunningLoad | None = None
@@ -240,9 +244,10 @@ def run(hosts: Hosts, directory: Path, seed: int, rounds: int, names: list[str])
         load.wait_for_commits(load.commits() + COMMITS_AFTERWARDS, dice)
         outcomes = judge(cluster.bootstrap, load.finish())
         print("no anomalies in", {outcome.value: count for outcome, count in outcomes.items()}, "transactions")
+        if with_log:
+            cluster.tell_log(sys.maxsize)
     except BaseException:
-        for node, broker in cluster.brokers.items():
-            print(f"---- broker {node} said last:\n{broker.log[-6000:]}", file=sys.stderr)
+        cluster.tell_log(6000)
         raise
     finally:
         if load is not None:
@@ -272,6 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.cluster_faults", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="how often every fault comes")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--log", action="store_true", help="print at the end what the brokers said")
     parser.add_argument(
         "--fault", action="append", default=[], choices=FAULTS, help="only these faults; may be repeated"
     )
@@ -284,7 +290,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="moldau-faults-"))
     with Hosts(*NODES) as hosts:
         _enter(hosts.path_of_clients)
-        run(hosts, directory, arguments.seed, arguments.rounds, names)
+        run(hosts, directory, arguments.seed, arguments.rounds, names, with_log=arguments.log)
     shutil.rmtree(directory)
     return 0
 
