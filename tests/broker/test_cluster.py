@@ -1,4 +1,4 @@
-"""Several nodes are one cluster: they agree on a controller and on metadata, miss the dead, and take back the living."""
+"""Several nodes are one cluster: they agree on a controller and on metadata, miss the dead, take back the living."""
 
 from __future__ import annotations
 
@@ -120,9 +120,11 @@ def test_a_stopped_broker_is_fenced_others_lead_and_it_comes_back() -> None:
         survivor = cluster.node(second)
         wait_for(lambda: survivor.image.brokers[first].fenced or survivor.image.brokers[first].in_controlled_shutdown)
         partitions = wait_for(
-            lambda: None
-            if any(each.leader == first for each in survivor.image.topics["moved"].partitions)
-            else survivor.image.topics["moved"].partitions
+            lambda: (
+                None
+                if any(each.leader == first for each in survivor.image.topics["moved"].partitions)
+                else survivor.image.topics["moved"].partitions
+            )
         )
         assert {each.leader for each in partitions} <= set(others)
         create(cluster, second, "meanwhile", factor=2)

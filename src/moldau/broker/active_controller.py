@@ -189,6 +189,10 @@ class ActiveController:
     async def _register_broker(self, request: Any, _version: int) -> Any:
         node, controller = self._node, self._node.controller
         now_ms = node.clock.monotonic_ms()
+        old = self.sessions.find(request.broker_id)
+        if old is not None and old.metadata_offset < 0:
+            # Never heard of since we lead, and somebody else comes in its name.
+            self.suspect(request.broker_id, old.epoch)
         epoch: int = await self._change(
             lambda image: decide_register_broker(
                 image,
@@ -215,9 +219,16 @@ class ActiveController:
             self._set_alarm()
         return await self._change(
             lambda image: decide_heartbeat(
-                image, request, session, self.sessions, self.policy(image), controller.next_offset
+                image, request, session, self.sessions, self.policy(image), controller.next_offset, self._followed
             )
         )
+
+    def _followed(self, node_id: int) -> int:
+        controller = self._node.controller
+        if node_id == self._node.node_id:
+            return controller.committed.offset + 1
+        leadership = controller.quorum.leadership
+        return 0 if leadership is None else leadership.acted_on(node_id)
 
     async def _alter_partition(self, request: Any, version: int) -> Any:
         return await self._change(lambda image: decide_alter_partition(image, request, version, self.policy(image)))

@@ -25,6 +25,8 @@ RETRY_MS = 100
 # While it is fenced or on its way out, a broker asks more often than it has to.
 EAGER_MS = 50
 SHUTDOWN_MS_MAX = 30_000
+# When a whole cluster is stopped there is no quorum to ask for the last of it.
+SHUTDOWN_ASK_MS = 2_000
 
 
 class Membership:
@@ -146,6 +148,7 @@ class Membership:
 
     async def _ask(self, *, want_shut_down: bool) -> Any | None:
         node = self._node
+        timeout_ms = SHUTDOWN_ASK_MS if want_shut_down else node.settings.integer("broker.session.timeout.ms")
         request = BrokerHeartbeatRequest(
             broker_id=node.node_id,
             broker_epoch=self.epoch,
@@ -153,7 +156,7 @@ class Membership:
             want_shut_down=want_shut_down,
         )
         try:
-            answer = await node.channel.ask(request, timeout_ms=node.settings.integer("broker.session.timeout.ms"))
+            answer = await node.channel.ask(request, timeout_ms=timeout_ms)
         except KafkaError as error:
             node.say(f"heartbeat_failed reason={error.message!r}")
             return None

@@ -772,7 +772,13 @@ class Node:
         return any(broker.node_id != self.node_id for broker in self.image.alive_brokers)
 
     def _owed(self) -> bool:
-        return any(connection.is_owed_answers for listener in self.listeners for connection in listener.connections)
+        """Clients; members of the quorum wait for news all the time, and ask the next leader."""
+        return any(
+            connection.is_owed_answers
+            for listener, spec in zip(self.listeners, self._specs, strict=True)
+            if not spec.is_controller
+            for connection in listener.connections
+        )
 
 
 def _cpu_ms() -> int:
