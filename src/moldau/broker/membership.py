@@ -103,6 +103,11 @@ class Membership:
             if error is ErrorCode.NONE:
                 self.epoch = response.broker_epoch
                 break
+            if error is ErrorCode.UNSUPPORTED_VERSION:
+                raise StartError(
+                    "the controller refused this broker: the cluster has agreed on feature levels that this version"
+                    " does not serve; `moldau cluster describe` shows them"
+                )
             if error in (ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.INVALID_REGISTRATION):
                 raise StartError(
                     f"the controller refused this broker: {error.name}; its cluster is not {node.cluster_id}, which"
