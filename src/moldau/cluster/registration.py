@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from moldau.cluster.brokers import PartitionPolicy, begin_shutdown, leave, register_broker, register_controller, unfence
+from moldau.cluster.brokers import (
+    PartitionPolicy,
+    begin_shutdown,
+    fence,
+    leave,
+    register_broker,
+    register_controller,
+    unfence,
+)
 from moldau.cluster.decision import Decision
 from moldau.cluster.features import FeatureRange
 from moldau.cluster.image import Endpoint, MetadataImage
@@ -140,8 +148,10 @@ def decide_heartbeat(
             return Decision(answer, records)
         leads = any(partition.leader == node_id for topic in image.topics.values() for partition in topic.partitions)
         seen_by_all = sessions.lowest_offset(node_id, followed) >= (session.shutdown_offset or 0)
-        answer.should_shut_down = not leads and seen_by_all
-        return Decision(answer)
+        if leads or not seen_by_all:
+            return Decision(answer)
+        answer.should_shut_down = True
+        return Decision(answer, fence(image, node_id, policy))
     if broker.fenced and not request.want_fence and is_caught_up:
         answer.is_fenced = False
         return Decision(answer, unfence(image, node_id, policy))
