@@ -208,15 +208,18 @@ class ActiveController:
     async def answer(self, message: Message, version: int) -> Any:
         """The answer to a request that a broker addresses to the controller; refusals are in it."""
         key = ApiKey(message.API_KEY)
-        response = _response(key)
         try:
             self._node.controller.check_active()
-            return await _ANSWERS[key](self, message, version)
+            response = await _ANSWERS[key](self, message, version)
         except KafkaError as refusal:
-            refused = response(error_code=refusal.code)
-            if hasattr(refused, "error_message"):
-                refused.error_message = refusal.message
-            return refused
+            response = _response(key)(error_code=refusal.code)
+            if hasattr(response, "error_message"):
+                response.error_message = refusal.message
+        if key is ApiKey.UPDATE_RAFT_VOTER:
+            quorum = self._node.controller.quorum
+            address = self._node.addresses.find(quorum.leader_id) or ("", 0)
+            response.current_leader = _response(key).CurrentLeader(quorum.leader_id, quorum.epoch, *address)
+        return response
 
     async def _change(self, decide: Callable[[MetadataImage], Decision[Any]]) -> Any:
         return await self._node.controller.change(decide)
@@ -270,7 +273,7 @@ class ActiveController:
 
     async def _register_controller(self, request: Any, _version: int) -> Any:
         await self._change(lambda image: decide_register_controller(image, request))
-        return _response(ApiKey.CONTROLLER_REGISTRATION)(error_message=None)
+        return _response(ApiKey.CONTROLLER_REGISTRATION)()
 
     async def _unregister_broker(self, request: Any, _version: int) -> Any:
         await self._change(lambda image: decide_unregister_broker(image, request.broker_id, self.policy(image)))

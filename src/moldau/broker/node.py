@@ -393,6 +393,8 @@ class Node:
                 ) from None
             self.listeners.append(listener)
             self.dispatchers.append(dispatcher)
+        for endpoint in self._own_voter_endpoints()[:1]:
+            self.addresses.own[self.node_id] = (endpoint.host, endpoint.port)
 
     def _listener_config(self, spec: ListenerSpec) -> ListenerConfig:
         settings = self.settings

@@ -37,7 +37,9 @@ class QuorumSettings(NamedTuple):
     @property
     def is_alone(self) -> bool:
         """Whether an empty directory becomes a quorum of this node only: nobody else is named."""
-        others = [port for _, port in self.servers.values() if port != self.own_controller_port]
+        # Port 0 is chosen at the start: whoever writes it down can only mean this node.
+        own = self.own_controller_port
+        others = [port for _, port in self.servers.values() if own not in (0, port)]
         return self.is_controller and not self.voters and len(self.servers) <= 1 and not others
 
     @property

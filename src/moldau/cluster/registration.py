@@ -109,7 +109,6 @@ def _check_features(image: MetadataImage, ranges: Mapping[str, FeatureRange]) ->
 def decide_register_controller(image: MetadataImage, request: ControllerRegistrationRequest) -> Decision[None]:
     endpoints = [Endpoint(each.name, each.host, each.port, each.security_protocol) for each in request.listeners]
     features = _ranges(request)
-    _check_features(image, features)
     return Decision(None, [register_controller(request.controller_id, request.incarnation_id, endpoints, features)])
 
 
