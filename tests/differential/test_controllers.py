@@ -92,7 +92,8 @@ def test_ends_of_the_past_are_refused(controllers: Pair, version: int) -> None:
 def test_snapshots_that_are_not_there(controllers: Pair, version: int) -> None:
     kinds = FetchSnapshotRequest
     partition = kinds.PartitionSnapshot(0, 0, kinds.SnapshotId(7, 1), 0)
-    request = FetchSnapshotRequest(cluster_id="another", replica_id=9, topics=[kinds.TopicSnapshot(METADATA_TOPIC, [partition])])
+    topics = [kinds.TopicSnapshot(METADATA_TOPIC, [partition])]
+    request = FetchSnapshotRequest(cluster_id="another", replica_id=9, topics=topics)
     controllers.ask(request, version, masks=EPOCHS, say="another cluster")
 
 
@@ -197,8 +198,8 @@ def test_reassignments_that_cannot_be(pair: Pair, version: int) -> None:
         (topic, 0, None, "nothing to cancel"),
         (pair.topic("missing"), 0, [1], "an unknown topic"),
     ):
-        partitions = [kinds.ReassignablePartition(index, replicas)]
-        request = AlterPartitionReassignmentsRequest(timeout_ms=1000, topics=[kinds.ReassignableTopic(name, partitions)])
+        topics = [kinds.ReassignableTopic(name, [kinds.ReassignablePartition(index, replicas)])]
+        request = AlterPartitionReassignmentsRequest(timeout_ms=1000, topics=topics)
         pair.ask(request, version, masks=("*.error_message",), say=say)
 
 
@@ -207,6 +208,6 @@ def test_nothing_is_reassigned(pair: Pair, version: int) -> None:
     kinds = ListPartitionReassignmentsRequest
     topic = pair.create("l")
     pair.ask(ListPartitionReassignmentsRequest(topics=None), version, say="all")
-    pair.ask(ListPartitionReassignmentsRequest(topics=[kinds.ListPartitionReassignmentsTopics(topic, [0])]), version, say="one")
-    missing = ListPartitionReassignmentsRequest(topics=[kinds.ListPartitionReassignmentsTopics(pair.topic("missing"), [0])])
-    pair.ask(missing, version, say="missing")
+    for name, say in ((topic, "one"), (pair.topic("missing"), "missing")):
+        topics = [kinds.ListPartitionReassignmentsTopics(name, [0])]
+        pair.ask(ListPartitionReassignmentsRequest(topics=topics), version, say=say)
