@@ -1,4 +1,4 @@
-"""Clusters of real nodes in threads of this process: real sockets and files, ports that were free a moment ago"""
+"""Clusters of real nodes in threads of the test's process: real sockets and files, on ports that were just free."""
 
 from __future__ import annotations
 
