@@ -20,7 +20,7 @@ from moldau.broker.partition import Partition
 from moldau.broker.peers import Peer, connect_to_peer
 from moldau.client import Connection
 from moldau.cluster import Endpoint, MetadataDelta, MetadataImage, PartitionImage
-from moldau.kernel import ErrorCode, KafkaError
+from moldau.kernel import ErrorCode
 from moldau.protocol.batches import Record, build_batch
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from moldau.protocol.messages.fetch import FetchRequest, FetchResponse
@@ -79,10 +79,13 @@ class Member:
 
 
 class Rig:
-    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None, *, brokers: int = 3) -> None:
+    def __init__(
+        self, directory: Path, settings: Mapping[str, str] | None = None, *, racks: tuple[str, ...] = ("", "", "")
+    ) -> None:
         self.image = MetadataImage()
-        self.members = [Member(node_id, str(directory / f"broker-{node_id}")) for node_id in range(brokers)]
+        self.members = [Member(node_id, str(directory / f"broker-{node_id}")) for node_id in range(len(racks))]
         self._settings = dict(settings or {})
+        self._racks = racks
         self.lines: list[str] = []
         self._connections: dict[int, Connection] = {}
         # Called instead of the controller, when a test wants its answers otherwise.
@@ -133,6 +136,7 @@ class Rig:
                 "node.id": str(node_id),
                 "listeners": "PLAINTEXT://127.0.0.1:0",
                 "log.dirs": member.directory,
+                "broker.rack": self._racks[node_id],
                 **self._settings,
                 **more,
             }.items(),
@@ -385,7 +389,3 @@ async def until(condition: Callable[[], bool], what: str = "") -> None:
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"did not come about: {what or condition}") from None
-
-
-def refused(code: int) -> KafkaError:
-    return KafkaError(ErrorCode(code))

@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from moldau.kernel import ErrorCode
+from moldau.protocol.batches import Record, build_batch, iterate_batches
+from moldau.protocol.markers import Marker
+from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
+from moldau.protocol.messages.delete_records import DeleteRecordsRequest
+from moldau.protocol.messages.fetch import FetchRequest
 from tests.broker.replication_rig import Rig, until
 
 
@@ -124,5 +129,315 @@ def test_a_leader_that_was_killed_follows_when_it_returns(tmp_path: Path) -> Non
             rig.start(0)
             await until(lambda: set(rig.isr("t")) == {0, 1, 2} and rig.are_equal("t"))
             assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t") == rig.bytes_of(2, "t")
+
+    run(main())
+
+
+# -- what the log has besides records ----------------------------------------------------------------------------------
+
+
+def test_a_retry_is_found_out_by_the_next_leader_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            batch = build_batch([Record(0, 1, b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+            assert (await rig.produce_batch(0, "t", batch)).base_offset == 0
+            rig.change("t", 0, leader=1)
+            again = build_batch([Record(0, 1, b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+            answer = await rig.produce_batch(1, "t", again)
+            assert (answer.error_code, answer.base_offset) == (0, 0)
+            gap = build_batch([Record(0, 1, b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=5)
+            assert (await rig.produce_batch(1, "t", gap)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    run(main())
+
+
+def test_followers_know_which_transactions_were_aborted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            leader = rig.partition(0, "t")
+            for producer_id, is_committed in ((7, False), (8, True)):
+                batch = build_batch(
+                    [Record(0, 1, b"k", b"v")],
+                    producer_id=producer_id,
+                    producer_epoch=0,
+                    base_sequence=0,
+                    transactional=True,
+                )
+                leader.append(batch, 1, 1)
+                leader.append_marker(producer_id, 0, Marker(is_committed, 0), 1, 1)
+            leader.append(
+                build_batch(
+                    [Record(0, 1, b"k", b"v")],
+                    producer_id=9,
+                    producer_epoch=0,
+                    base_sequence=0,
+                    transactional=True,
+                ),
+                1,
+                1,
+            )
+            await until(lambda: rig.are_equal("t"))
+            for node_id in (0, 1, 2):
+                log = rig.partition(node_id, "t").log
+                assert [each.producer_id for each in log.aborted_transactions(0, 9)] == [7]
+                await until(lambda node_id=node_id: rig.partition(node_id, "t").last_stable_offset == 4)
+            answer = await rig.fetch(1, "t", 0, isolation_level=1)
+            assert [each.producer_id for each in answer.aborted_transactions] == [7]
+            assert answer.last_stable_offset == 4
+
+    run(main())
+
+
+def test_a_follower_counts_a_transaction_as_open_until_its_marker_is_committed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            rig.cut(2)  # in sync, so that nothing is committed
+            leader = rig.partition(0, "t")
+            batch = build_batch(
+                [Record(0, 1, b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+            )
+            leader.append(batch, 1, 1)
+            leader.append_marker(7, 0, Marker(True, 0), 1, 1)
+            await until(lambda: rig.partition(1, "t").log.end_offset == 2)
+            follower = rig.partition(1, "t")
+            assert follower.log.last_stable_offset_bound is None
+            follower.follower.high_watermark = 1  # type: ignore[union-attr]
+            assert follower.last_stable_offset == 0
+            rig.heal()
+            await until(lambda: follower.high_watermark == 2)
+            assert follower.last_stable_offset == 2
+
+    run(main())
+
+
+# -- where logs begin and end ------------------------------------------------------------------------------------------
+
+
+def test_what_the_leader_gave_up_its_followers_give_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            for _ in range(4):
+                await rig.produce(0, "t", b"a", b"b", b"c")
+            await until(lambda: rig.are_equal("t"))
+            partition = DeleteRecordsRequest.DeleteRecordsPartition(0, 7)
+            request = DeleteRecordsRequest(topics=[DeleteRecordsRequest.DeleteRecordsTopic("t", [partition])])
+            response = await (await rig.connection(0)).request(request)
+            assert response.topics[0].partitions[0].low_watermark == 7
+            for node_id in (1, 2):
+                await until(lambda node_id=node_id: rig.partition(node_id, "t").log.start_offset == 7)
+
+    run(main())
+
+
+def test_a_replica_that_is_far_behind_begins_where_the_leader_does(tmp_path: Path) -> None:
+    """In the middle of a batch, which it gets whole."""
+
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a", b"b")
+            await rig.kill(2)
+            rig.fence(2)
+            await rig.produce(0, "t", b"c", b"d", b"e")
+            leader = rig.partition(0, "t")
+            leader.log.roll(1)
+            leader.start_wanted = 3
+            leader.delete_records_before(3)
+            await rig.produce(0, "t", b"f")
+            rig.start(2)
+            await until(lambda: set(rig.isr("t")) == {0, 1, 2})
+            await until(lambda: rig.partition(2, "t").log.start_offset == 3 and rig.are_equal("t"))
+            answer = await rig.fetch(2, "t", 3, rack_id="anywhere")
+            assert answer.records is not None and next(iterate_batches(answer.records))[0].base_offset == 2
+
+    run(main())
+
+
+def test_an_unclean_leader_that_is_far_behind_costs_the_others_their_tail_not_their_service(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a")
+            await until(lambda: rig.are_equal("t"))
+            rig.cut(2)
+            rig.change("t", 0, isr=(0, 1))
+            for _ in range(5):
+                await rig.produce(0, "t", b"b")
+            rig.change("t", 0, isr=(2,), leader=2)
+            rig.heal()
+            assert (await rig.produce(2, "t", b"c", acks=1)).base_offset == 1
+            await until(lambda: set(rig.isr("t")) == {0, 1, 2} and rig.are_equal("t"))
+            assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t") == rig.bytes_of(2, "t")
+
+    run(main())
+
+
+def test_what_was_known_to_be_committed_is_known_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a", b"b")
+            await until(lambda: rig.are_equal("t"))
+            node = rig.node(2)
+            rig.members[2].node = None
+            await node.stop()
+            rig.fence(2)
+            rig.cut(2)
+            rig.start(2)
+            assert rig.partition(2, "t").high_watermark == 2
+
+    run(main())
+
+
+# -- who may fetch what ------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_is_sent_to_the_replica_in_its_rack(tmp_path: Path) -> None:
+    async def main() -> None:
+        selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+        async with Rig(tmp_path, {"replica.selector.class": selector}, racks=("a", "b", "b")) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a", b"b")
+            await until(lambda: rig.are_equal("t"))
+            assert (await rig.fetch(0, "t", 0, rack_id="a")).preferred_read_replica == -1
+            assert (await rig.fetch(0, "t", 0, rack_id="elsewhere")).preferred_read_replica == -1
+            sent = await rig.fetch(0, "t", 0, rack_id="b")
+            assert sent.preferred_read_replica in (1, 2) and not sent.records
+            answer = await rig.fetch(sent.preferred_read_replica, "t", 0, rack_id="b")
+            assert (answer.error_code, answer.high_watermark) == (0, 2)
+            assert bytes(answer.records) == rig.bytes_of(0, "t")
+            rig.cut(1, 2)
+            rig.change("t", 0, isr=(0,))
+            assert (await rig.fetch(0, "t", 0, rack_id="b")).preferred_read_replica == -1, "only one that is in sync"
+
+    run(main())
+
+
+def test_followers_show_only_what_is_committed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a")
+            await until(lambda: rig.are_equal("t"))
+            rig.cut(2)
+            await rig.produce(0, "t", b"b", acks=1)
+            await until(lambda: rig.partition(1, "t").log.end_offset == 2)
+            assert not (await rig.fetch(1, "t", 1)).records
+            assert not (await rig.fetch(0, "t", 1)).records
+
+    run(main())
+
+
+def test_who_is_no_replica_or_one_of_an_earlier_life_gets_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            await rig.produce(0, "t", b"a")
+            epochs = {node_id: broker.epoch for node_id, broker in rig.image.brokers.items()}
+            for replica, epoch in ((2, epochs[2]), (1, epochs[1] - 1), (77, 5), (0, epochs[0])):
+                state = FetchRequest.ReplicaState(replica, epoch)
+                answer = await rig.fetch(0, "t", 0, replica_state=state)
+                assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER, replica
+            answer = await rig.fetch(0, "t", 0, replica_state=FetchRequest.ReplicaState(1, epochs[1]))
+            assert answer.error_code == 0 and answer.records
+
+    run(main())
+
+
+def test_a_new_leader_does_not_name_the_latest_offset_before_it_knows(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a")
+            await until(lambda: rig.are_equal("t"))
+            rig.cut(0, 2)
+            assert (await rig.produce(0, "t", b"b", acks=1)).error_code == 0
+            await until(lambda: rig.partition(1, "t").log.end_offset == 2)
+            rig.change("t", 0, leader=1)
+            assert (await rig.latest(1, "t")).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+            rig.heal()
+            await until(lambda: rig.partition(1, "t").high_watermark == 2)
+            assert (await rig.latest(1, "t")).offset == 2
+
+    run(main())
+
+
+def test_who_asks_the_old_leader_is_told_of_the_new_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            rig.cut(1, 2)
+            waiting = asyncio.create_task(rig.produce(0, "t", b"a"))
+            await until(lambda: rig.partition(0, "t").log.end_offset == 1)
+            rig.change("t", 0, leader=1)
+            for answer in (await waiting, await rig.produce(0, "t", b"b")):
+                assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+                assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (1, 1)
+
+    run(main())
+
+
+def test_with_a_sync_for_each_batch_followers_say_only_what_is_on_their_disk(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2), flush__messages="1")
+            await rig.partition(2, "t").hold_flushes()
+            waiting = asyncio.create_task(rig.produce(0, "t", b"a"))
+            await until(lambda: rig.partition(2, "t").log.end_offset == 1 == rig.partition(1, "t").log.recovery_point)
+            await asyncio.sleep(0.3)  # several fetches' time: none may say that broker 2 has it
+            assert not waiting.done()
+            rig.partition(2, "t").release_flushes()
+            assert (await waiting).error_code == 0
+
+    run(main())
+
+
+# -- the controller's answers ------------------------------------------------------------------------------------------
+
+
+def test_a_proposal_that_may_be_in_force_counts_and_is_made_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            rig.cut(2)
+            rig.change("t", 0, isr=(0, 1))
+            tries = 0
+
+            async def loses_answers(request: AlterPartitionRequest) -> AlterPartitionResponse:
+                nonlocal tries
+                tries += 1
+                if tries == 1:
+                    with rig.deaf(0):
+                        rig.decide(request)
+                if tries < 3:
+                    raise ConnectionError("lost on the way")
+                return rig.decide(request)
+
+            rig.intercept = loses_answers
+            rig.heal()
+            await until(lambda: tries >= 1)
+            leader = rig.partition(0, "t").leader
+            assert leader is not None and set(leader.maximal_isr) == {0, 1, 2} and leader.isr == (0, 1)
+            await until(lambda: tries >= 3)
+            rig.publish([])
+            rig.change("t", 0, isr=rig.isr("t"))
+            await until(lambda: set(leader.isr) == {0, 1, 2})
+
+    run(main())
+
+
+def test_a_replica_that_is_moved_away_leaves_no_files(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            await rig.produce(0, "t", b"a")
+            rig.change("t", 0, replicas=(0, 2), isr=(0,))
+            await until(lambda: set(rig.isr("t")) == {0, 2})
+            await until(lambda: not list(Path(rig.members[1].directory).glob("t-0*")))
+            assert rig.bytes_of(0, "t") == rig.bytes_of(2, "t")
 
     run(main())

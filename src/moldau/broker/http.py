@@ -95,6 +95,7 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         yield from self._cluster(GaugeMetricFamily)
+        yield from self._replication(GaugeMetricFamily, CounterMetricFamily)
         yield from self._traffic(CounterMetricFamily)
         yield from self._server(GaugeMetricFamily, CounterMetricFamily)
         from moldau.broker.log_metrics import log_families
@@ -134,7 +135,7 @@ class _Collector:
             )
         }
         sizes = gauge("kafka_log_log_size", "Bytes of a partition's log.", labels=labels)
-        offline = under = leading = held = 0
+        offline = under = leading = held = under_min = at_min = 0
         under_min_isr = gauge(
             "kafka_cluster_partition_underminisr", "Fewer in sync than min.insync.replicas.", labels=labels
         )
@@ -166,19 +167,48 @@ class _Collector:
                     leading += 1
                     under += lagging
                     families["current_offset"].add_metric(where, partition.high_watermark)
-                    under_min_isr.add_metric(where, len(assigned.isr) < partition.min_in_sync)
+                    is_under, is_at = partition.leader.is_under_min_isr, partition.leader.is_at_min_isr
+                    under_min, at_min = under_min + is_under, at_min + is_at
+                    under_min_isr.add_metric(where, is_under)
                     unstable.add_metric(where, partition.high_watermark - partition.last_stable_offset)
-                    at_min_isr.add_metric(where, len(assigned.isr) == partition.min_in_sync)
+                    at_min_isr.add_metric(where, is_at)
         yield from (counts, *families.values(), sizes, under_min_isr, at_min_isr, replica_counts, unstable)
         manager = "kafka_server_replicamanager"
         yield gauge(f"{manager}_leadercount", "Partitions that this broker leads.", value=leading)
         yield gauge(f"{manager}_partitioncount", "Partitions that this broker holds.", value=held)
         yield gauge(f"{manager}_underreplicatedpartitions", "Led partitions with a replica out of sync.", value=under)
+        yield gauge(f"{manager}_underminisrpartitioncount", "Led partitions that commit nothing now.", value=under_min)
+        yield gauge(f"{manager}_atminisrpartitioncount", "Led partitions that can lose no replica more.", value=at_min)
         controller = "kafka_controller_kafkacontroller"
         yield gauge(
             f"{controller}_activecontrollercount", "1 on the controller.", value=node.controller.quorum.is_leader
         )
         yield gauge(f"{controller}_offlinepartitionscount", "Partitions without a leader.", value=offline)
+
+    def _replication(self, gauge: Any, counter: Any) -> Iterator[Any]:
+        node = self._node
+        for name, value, help_text in (
+            ("isrshrinks", node.metrics.isr_shrinks, "Times that a replica left the in-sync set of a led partition."),
+            ("isrexpands", node.metrics.isr_expands, "Times that a replica joined the in-sync set of a led partition."),
+        ):
+            yield counter(f"kafka_server_replicamanager_{name}", help_text, value=value)
+        lag = gauge(
+            "kafka_server_fetcherlagmetrics_consumerlag",
+            "Committed records that a followed partition does not have yet.",
+            labels=["topic", "partition"],
+        )
+        most = 0
+        for partition, records in node.replication.lags():
+            lag.add_metric([partition.topic, str(partition.index)], records)
+            most = max(most, records)
+        yield lag
+        fetchers = "kafka_server_replicafetchermanager"
+        yield gauge(f"{fetchers}_maxlag", "The largest lag of a followed partition.", value=most)
+        yield gauge(
+            f"{fetchers}_failedpartitionscount",
+            "Followed partitions whose last fetch was refused.",
+            value=node.replication.failed_count,
+        )
 
     def _traffic(self, counter: Any) -> Iterator[Any]:
         metrics = self._node.metrics
@@ -186,6 +216,8 @@ class _Collector:
             ("messagesin", "messages_in", "Records produced."),
             ("bytesin", "bytes_in", "Bytes produced."),
             ("bytesout", "bytes_out", "Bytes fetched."),
+            ("replicationbytesin", "replication_bytes_in", "Bytes fetched from leaders elsewhere."),
+            ("replicationbytesout", "replication_bytes_out", "Bytes fetched by followers elsewhere."),
         ):
             family = counter(f"{_BROKER_TOPIC}_{name}", help_text, labels=["topic"])
             for topic, counters in metrics.topics.items():

@@ -152,6 +152,7 @@ class Partition:
         leader = self.leader
         if leader is None or assigned.leader_epoch > self.leader_epoch:
             high_watermark = min(self.high_watermark, self.log.end_offset)
+            self.leader_id, self.leader_epoch = node_id, assigned.leader_epoch
             self._end_part(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             self.log.epochs.assign(assigned.leader_epoch, self.log.end_offset)
             leader = self.leader = PartitionLeader(
@@ -179,6 +180,8 @@ class Partition:
         """The metadata says that another broker leads, or none."""
         if self.follower is None or assigned.leader_epoch > self.leader_epoch:
             high_watermark = self.high_watermark
+            # Whoever waited is told of the new leader.
+            self.leader_id, self.leader_epoch = assigned.leader, assigned.leader_epoch
             self._end_part(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             self.follower = PartitionFollower(assigned.leader, assigned.leader_epoch, high_watermark)
         self.leader_id = assigned.leader

@@ -189,6 +189,10 @@ class PartitionLeader:
     def is_under_min_isr(self) -> bool:
         return len(self.isr) < self._min_in_sync
 
+    @property
+    def is_at_min_isr(self) -> bool:
+        return len(self.isr) == self._min_in_sync
+
     def check_in_sync(self) -> None:
         """Acks=all is refused before the append when too few replicas are in sync (KAFKA-1555)."""
         if len(self.isr) < self._wanted_in_sync:
