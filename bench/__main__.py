@@ -4,8 +4,8 @@
     python -m bench spark [--only ROW]... [--rounds 1]
 
 Some rows alone replace theirs in the table and leave the others as they are. Rows: start, load, partitions, recovery,
-groups, transactions, logs. `spark` is a table of its own (`bench.spark_rows`). Run it on a machine with nothing else to
-do.
+groups, transactions, logs, tables. `spark` is a table of its own (`bench.spark_rows`). Run it on a machine with nothing
+else to do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from bench import group_rows, log_rows, rows, transaction_rows
+from bench import group_rows, log_rows, rows, table_rows, transaction_rows
 from bench.report import Row, write_results
 from bench.spark_report import write_spark_results
 
@@ -37,6 +37,7 @@ ROWS: dict[str, Callable[[list[Row], int], None]] = {
     "groups": group_rows.groups,
     "transactions": transaction_rows.transactions,
     "logs": log_rows.logs,
+    "tables": table_rows.tables,
 }
 
 
