@@ -4,8 +4,8 @@
     python -m bench spark [--only ROW]... [--rounds 1]
 
 Some rows alone replace theirs in the table and leave the others as they are. Rows: start, load, partitions, recovery,
-groups, transactions, logs, clusters. `spark` is a table of its own (`bench.spark_rows`). Run it on a machine with
-nothing else to do.
+groups, transactions, logs, clusters, tables. `spark` is a table of its own (`bench.spark_rows`). Run it on a machine
+with nothing else to do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from bench import cluster_rows, group_rows, log_rows, rows, transaction_rows
+from bench import cluster_rows, group_rows, log_rows, rows, table_rows, transaction_rows
 from bench.report import Row, write_results
 from bench.spark_report import write_spark_results
 
@@ -38,6 +38,7 @@ ROWS: dict[str, Callable[[list[Row], int], None]] = {
     "transactions": transaction_rows.transactions,
     "logs": log_rows.logs,
     "clusters": cluster_rows.clusters,
+    "tables": table_rows.tables,
 }
 
 

@@ -6,6 +6,7 @@ Each page gets a broker of its own, with its data in `./.moldau`. How a code blo
 - `console`: lines after `$ ` are commands, run by the shell one after the other. The lines below a command are what it
   prints, where `...` stands for anything. A command that starts a broker is stopped again once it is ready. What makes
   environments or installs packages is left out.
+  A table server runs until the page ends, and is the one that later commands ask.
 - `properties`: read as a server.properties; every key must exist and every value fit.
 
 README.md shows a piece of the program of docs/spark.md, which is run there: a Spark session costs seconds.
@@ -43,6 +44,7 @@ COMMAND_SECONDS_MAX = 60.0
 # Commands that prepare a machine; `make` targets are looked up instead.
 _NOT_RUN = ("make", "pip", "npm")
 _SERVERS = ("moldau up", "moldau broker --config")
+_TABLES = "moldau table serve"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -60,6 +62,7 @@ class World:
     directory: Path
     addresses: dict[str, str]
     environment: dict[str, str]
+    running: list[subprocess.Popen[str]]
 
     def here(self, text: str) -> str:
         for written, real in self.addresses.items():
@@ -92,7 +95,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     directory.mkdir()
     with Broker({"moldau.http.listener": "127.0.0.1:0"}, data=str(directory / ".moldau")) as broker:
         assert broker.node is not None and broker.node.http is not None
-        yield World(
+        there = World(
             directory,
             {"127.0.0.1:9092": broker.bootstrap, "127.0.0.1:9644": f"127.0.0.1:{broker.node.http.port}"},
             {
@@ -101,7 +104,12 @@ def world(tmp_path: Path) -> Iterator[World]:
                 "MOLDAU_BOOTSTRAP": broker.bootstrap,
                 "PYTHONWARNINGS": "ignore::DeprecationWarning",
             },
+            [],
         )
+        yield there
+        for process in there.running:
+            process.terminate()
+            process.communicate(timeout=COMMAND_SECONDS_MAX)
 
 
 @pytest.mark.clients
@@ -143,6 +151,8 @@ def run_console(block: Block, world: World, where: str) -> None:
         elif command.startswith(_SERVERS):
             printed = start_and_stop(command, world)
             assert matches(expected, printed), f"{where}: {command}\n{printed}"
+        elif command.startswith(_TABLES):
+            assert matches(expected, start_tables(command, world)), f"{where}: {command}"
         else:
             require_programs(command)
             done = _run(["sh", "-c", world.here(command)], world)
@@ -197,6 +207,25 @@ def start_and_stop(command: str, world: World) -> str:
     assert process.wait(COMMAND_SECONDS_MAX) == 0
     process.stdout.close()
     return re.sub(r"(?<=127\.0\.0\.1:)\d+", "9092", line)
+
+
+def start_tables(command: str, world: World) -> str:
+    """Start a table server on a port of its own; what it printed, with the port that is the default."""
+    process = subprocess.Popen(
+        ["sh", "-c", f"exec {command} --port 0"],
+        cwd=world.directory,
+        env=world.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    world.running.append(process)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+", line)
+    assert found is not None, line
+    world.environment["MOLDAU_TABLES"] = world.addresses["http://127.0.0.1:8090"] = found[0]
+    return line.replace(found[0], "http://127.0.0.1:8090")
 
 
 def _run(command: list[str], world: World) -> subprocess.CompletedProcess[str]:

@@ -22,6 +22,8 @@ COMMANDS = {
     "tail": ("moldau.cli.consume", "tail_app"),
     "group": ("moldau.cli.group", "app"),
     "txn": ("moldau.cli.txn", "app"),
+    "dlq": ("moldau.cli.dlq", "app"),
+    "table": ("moldau.cli.table", "app"),
     "config": ("moldau.cli.config", "app"),
     "feature": ("moldau.cli.feature", "app"),
     "cluster": ("moldau.cli.cluster", "app"),
