@@ -88,7 +88,8 @@ def test_an_old_incarnation_changes_nothing(cluster: Cluster) -> None:
     create(cluster, 1, "kept")
     node = cluster.node(cluster.active())
     leader = node.controller.latest.topics["kept"].partitions[0].leader
-    stale = AlterPartitionRequest(leader, node.controller.latest.brokers[leader].epoch - 1)
+    topics = [AlterPartitionRequest.TopicData(node.controller.latest.topics["kept"].id)]
+    stale = AlterPartitionRequest(leader, node.controller.latest.brokers[leader].epoch - 1, topics)
     assert cluster.ask(node.node_id, stale, controller=True).error_code == ErrorCode.STALE_BROKER_EPOCH
 
 

@@ -2,10 +2,7 @@
 
     python -m moldau.broker '{"file": null, "flags": {...}, "remove": null, "greet": true}'
 
-    python -m moldau.broker '{"brokers": [{...}, {...}, {...}], "remove": null}'
-
-`file` is the text of a server.properties; several brokers are a process each. What stands in the way
-is one line on standard error.
+`file` is the text of a server.properties. What stands in the way is one line on standard error.
 """
 
 from __future__ import annotations
@@ -28,16 +25,10 @@ EXIT_ERROR, EXIT_USAGE = 1, 2
 def main(argument: str) -> int:
     order: dict[str, Any] = json.loads(argument)
     try:
-        if "brokers" in order:
-            from moldau.broker.several import run_several
-
-            return run_several(order["brokers"], _announce_several)
         settings, warnings = load_settings(order["file"], order["flags"].items(), os.environ)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        return run_broker(
-            settings, on_ready=lambda node: _announce(node, greet=order["greet"]), cluster_id=order.get("cluster_id")
-        )
+        return run_broker(settings, on_ready=lambda node: _announce(node, greet=order["greet"]))
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
     except (StartError, LogDirectoryError, KafkaError) as error:
@@ -53,27 +44,15 @@ def _announce(node: Node, *, greet: bool) -> None:
     http = "" if node.http is None else f" http=127.0.0.1:{node.http.port}"
     print(f"ready bootstrap={node.bootstrap} node={node.node_id} cluster={node.cluster_id}{http}", flush=True)
     if greet:
-        _greet(node.bootstrap, "point any Kafka client at this address. Ctrl-C stops the broker.")
-
-
-def _announce_several(lines: list[str]) -> None:
-    """One line for all, in the form of one broker's."""
-    found = [dict(field.partition("=")[::2] for field in line.split()[1:]) for line in lines]
-    bootstrap = ",".join(fields["bootstrap"] for fields in found)
-    print(f"ready bootstrap={bootstrap} nodes={len(found)} cluster={found[0]['cluster']}", flush=True)
-    _greet(bootstrap, f"point any Kafka client at these addresses. Ctrl-C stops all {len(found)} brokers.")
-
-
-def _greet(bootstrap: str, hint: str) -> None:
-    command = _command()
-    print(
-        "\nTry it in another terminal:\n"
-        f"  echo hello | {command} produce greetings -b {bootstrap}\n"
-        f"  {command} consume greetings -b {bootstrap}\n"
-        f"or {hint}\n",
-        file=sys.stderr,
-        flush=True,
-    )
+        command = _command()
+        print(
+            "\nTry it in another terminal:\n"
+            f"  echo hello | {command} produce greetings -b {node.bootstrap}\n"
+            f"  {command} consume greetings -b {node.bootstrap}\n"
+            "or point any Kafka client at this address. Ctrl-C stops the broker.\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _command() -> str:

@@ -24,11 +24,15 @@ from moldau.cluster import (
     decide_alter_partition,
     decide_assign_directory,
     decide_heartbeat,
+    decide_reassign,
     decide_register_broker,
     decide_register_controller,
     decide_unregister_broker,
     fence,
+    list_reassignments,
+    prefer_leaders,
 )
+from moldau.consensus import ReplicaKey, Voter, VoterEndpoint
 from moldau.kernel import ErrorCode, KafkaError, Timer
 from moldau.protocol.message import Message
 from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 SUSPICION_MS = 400
 # Brokers tell a new controller of themselves at once; those that do not are looked at after this.
 SILENCE_MS = 700
+# Leaders that are moved at once by the balance.
+ELECTIONS_MAX = 1000
 ELR_FEATURE = "eligible.leader.replicas.version"
 
 
@@ -51,6 +57,7 @@ class ActiveController:
         self._node = node
         self.sessions = BrokerSessions(node.settings.integer("broker.session.timeout.ms"))
         self._alarm: Timer | None = None
+        self._balancer: Timer | None = None
         self._watched: dict[Connection, tuple[int, int]] = {}
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -71,9 +78,14 @@ class ActiveController:
         if any(node_id != node.node_id for node_id in controller.latest.brokers):
             node.clock.call_later(SILENCE_MS, self._look_at_silent)
         self._set_alarm()
+        if self._balancer is None:
+            self._balance_later()
 
     def step_down(self) -> None:
         self.sessions.clear()
+        if self._balancer is not None:
+            self._balancer.cancel()
+            self._balancer = None
         self._set_alarm()
 
     def close(self) -> None:
@@ -156,6 +168,29 @@ class ActiveController:
         else:
             writer.close()
 
+    # -- balance -------------------------------------------------------------------------------------------------------
+
+    def _balance_later(self) -> None:
+        settings = self._node.settings
+        if settings.flag("auto.leader.rebalance.enable"):
+            seconds = settings.integer("leader.imbalance.check.interval.seconds")
+            self._balancer = self._node.clock.call_later(seconds * 1000, self._balance)
+
+    def _balance(self) -> None:
+        """Who came back leads again what it is the first replica of."""
+        controller = self._node.controller
+        self._balancer = None
+        if not controller.is_active:
+            return
+        records = list(prefer_leaders(controller.latest, self.policy(controller.latest), ELECTIONS_MAX))
+        if records:
+            try:
+                controller.propose(records)
+                self._node.say(f"leaders_balanced partitions={len(records)}")
+            except KafkaError as error:
+                self._node.say(f"balancing_failed reason={str(error)!r}")
+        self._balance_later()
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def policy(self, image: MetadataImage) -> PartitionPolicy:
@@ -173,15 +208,18 @@ class ActiveController:
     async def answer(self, message: Message, version: int) -> Any:
         """The answer to a request that a broker addresses to the controller; refusals are in it."""
         key = ApiKey(message.API_KEY)
-        response = _response(key)
         try:
             self._node.controller.check_active()
-            return await _ANSWERS[key](self, message, version)
+            response = await _ANSWERS[key](self, message, version)
         except KafkaError as refusal:
-            refused = response(error_code=refusal.code)
-            if hasattr(refused, "error_message"):
-                refused.error_message = refusal.message
-            return refused
+            response = _response(key)(error_code=refusal.code)
+            if hasattr(response, "error_message"):
+                response.error_message = refusal.message
+        if key is ApiKey.UPDATE_RAFT_VOTER:
+            quorum = self._node.controller.quorum
+            address = self._node.addresses.find(quorum.leader_id) or ("", 0)
+            response.current_leader = _response(key).CurrentLeader(quorum.leader_id, quorum.epoch, *address)
+        return response
 
     async def _change(self, decide: Callable[[MetadataImage], Decision[Any]]) -> Any:
         return await self._node.controller.change(decide)
@@ -189,6 +227,10 @@ class ActiveController:
     async def _register_broker(self, request: Any, _version: int) -> Any:
         node, controller = self._node, self._node.controller
         now_ms = node.clock.monotonic_ms()
+        old = self.sessions.find(request.broker_id)
+        if old is not None and old.metadata_offset < 0:
+            # Never heard of since we lead, and somebody else comes in its name.
+            self.suspect(request.broker_id, old.epoch)
         epoch: int = await self._change(
             lambda image: decide_register_broker(
                 image,
@@ -215,16 +257,23 @@ class ActiveController:
             self._set_alarm()
         return await self._change(
             lambda image: decide_heartbeat(
-                image, request, session, self.sessions, self.policy(image), controller.next_offset
+                image, request, session, self.sessions, self.policy(image), controller.next_offset, self._followed
             )
         )
+
+    def _followed(self, node_id: int) -> int:
+        controller = self._node.controller
+        if node_id == self._node.node_id:
+            return controller.committed.offset + 1
+        leadership = controller.quorum.leadership
+        return 0 if leadership is None else leadership.acted_on(node_id)
 
     async def _alter_partition(self, request: Any, version: int) -> Any:
         return await self._change(lambda image: decide_alter_partition(image, request, version, self.policy(image)))
 
     async def _register_controller(self, request: Any, _version: int) -> Any:
         await self._change(lambda image: decide_register_controller(image, request))
-        return _response(ApiKey.CONTROLLER_REGISTRATION)(error_message=None)
+        return _response(ApiKey.CONTROLLER_REGISTRATION)()
 
     async def _unregister_broker(self, request: Any, _version: int) -> Any:
         await self._change(lambda image: decide_unregister_broker(image, request.broker_id, self.policy(image)))
@@ -236,6 +285,60 @@ class ActiveController:
         check_broker_epoch(self._node.controller.latest, request.broker_id, request.broker_epoch)
         block: range = await self._change(lambda image: decide_allocate_producer_ids(image, request.broker_id))
         return _response(ApiKey.ALLOCATE_PRODUCER_IDS)(producer_id_start=block.start, producer_id_len=len(block))
+
+    async def _reassign(self, request: Any, _version: int) -> Any:
+        directory_of = self._node.choose_directory
+        return await self._change(lambda image: decide_reassign(image, request, self.policy(image), directory_of))
+
+    async def _list_reassignments(self, request: Any, _version: int) -> Any:
+        return await self._change(lambda image: Decision(list_reassignments(image, request)))
+
+    # -- voters --------------------------------------------------------------------------------------------------------
+
+    async def _add_voter(self, request: Any, version: int) -> Any:
+        self._check_voters_can_change(request.cluster_id)
+        endpoints = tuple(VoterEndpoint(each.name, each.host, each.port) for each in request.listeners)
+        if not endpoints:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Add voter request did not include the endpoints.")
+        voter = Voter(ReplicaKey(request.voter_id, request.voter_directory_id), endpoints)
+        quorum = self._node.controller.quorum
+        agreed = self._node.controller.change_voters(lambda: quorum.add_voter(voter))
+        if version == 0 or request.ack_when_committed:
+            await agreed
+        self._node.say(f"voter_added node={request.voter_id}")
+        return _response(ApiKey.ADD_RAFT_VOTER)(error_message=None)
+
+    async def _remove_voter(self, request: Any, _version: int) -> Any:
+        self._check_voters_can_change(request.cluster_id)
+        key = ReplicaKey(request.voter_id, request.voter_directory_id)
+        quorum = self._node.controller.quorum
+        await self._node.controller.change_voters(lambda: quorum.remove_voter(key))
+        self._node.say(f"voter_removed node={request.voter_id}")
+        return _response(ApiKey.REMOVE_RAFT_VOTER)(error_message=None)
+
+    async def _update_voter(self, request: Any, _version: int) -> Any:
+        self._check_voters_can_change(request.cluster_id)
+        endpoints = tuple(VoterEndpoint(each.name, each.host, each.port) for each in request.listeners)
+        feature = request.kraft_version_feature
+        voter = Voter(
+            ReplicaKey(request.voter_id, request.voter_directory_id),
+            endpoints,
+            feature.min_supported_version,
+            feature.max_supported_version,
+        )
+        quorum = self._node.controller.quorum
+        await self._node.controller.change_voters(lambda: quorum.update_voter(voter))
+        return _response(ApiKey.UPDATE_RAFT_VOTER)()
+
+    def _check_voters_can_change(self, cluster_id: str | None) -> None:
+        node = self._node
+        if cluster_id not in (None, node.cluster_id):
+            raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, f"This cluster is {node.cluster_id}.")
+        if node.kraft_version == 0:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "Cluster doesn't support adding or removing voters because the kraft.version feature is 0",
+            )
 
     async def _assign_directories(self, request: Any, _version: int) -> Any:
         check_broker_epoch(self._node.controller.latest, request.broker_id, request.broker_epoch)
@@ -269,6 +372,11 @@ class ActiveController:
 
 _ANSWERS: dict[ApiKey, Callable[[ActiveController, Any, int], Awaitable[Any]]] = {
     ApiKey.ALTER_PARTITION: ActiveController._alter_partition,
+    ApiKey.ADD_RAFT_VOTER: ActiveController._add_voter,
+    ApiKey.REMOVE_RAFT_VOTER: ActiveController._remove_voter,
+    ApiKey.UPDATE_RAFT_VOTER: ActiveController._update_voter,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: ActiveController._reassign,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: ActiveController._list_reassignments,
     ApiKey.BROKER_REGISTRATION: ActiveController._register_broker,
     ApiKey.BROKER_HEARTBEAT: ActiveController._heartbeat,
     ApiKey.UNREGISTER_BROKER: ActiveController._unregister_broker,

@@ -28,8 +28,6 @@ class Refused:
 _GONE = "removed from Kafka with ZooKeeper"
 _SECURITY = "comes with authentication and authorization"
 _QUOTAS = "comes with quotas"
-_CLUSTER = "comes with clusters; spoken between brokers and controllers"
-_REASSIGNMENT = "comes with clusters; one node has nowhere to move a replica"
 _SHARE = "share groups are not served"
 _STREAMS = "streams groups are not served; pipelines run on Spark"
 _TELEMETRY = "no telemetry receiver is configured, as in stock Kafka"
@@ -67,6 +65,8 @@ _HANDLERS = {
     42: "k42_delete_groups",
     43: "k43_elect_leaders",
     44: "k44_incremental_alter_configs",
+    45: "k45_alter_partition_reassignments",
+    46: "k46_list_partition_reassignments",
     47: "k47_offset_delete",
     52: "k52_vote",
     53: "k53_begin_quorum_epoch",
@@ -74,6 +74,7 @@ _HANDLERS = {
     55: "k55_describe_quorum",
     56: "k56_alter_partition",
     57: "k57_update_features",
+    58: "k58_envelope",
     59: "k59_fetch_snapshot",
     60: "k60_describe_cluster",
     61: "k61_describe_producers",
@@ -89,6 +90,9 @@ _HANDLERS = {
     73: "k73_assign_replicas_to_dirs",
     74: "k74_list_config_resources",
     75: "k75_describe_topic_partitions",
+    80: "k80_add_raft_voter",
+    81: "k81_remove_raft_voter",
+    82: "k82_update_raft_voter",
 }
 
 _REASONS = (
@@ -96,10 +100,8 @@ _REASONS = (
     ((17, 36), _SECURITY),
     (range(29, 32), _SECURITY),
     (range(38, 42), _SECURITY),
-    ((45, 46), _REASSIGNMENT),
     ((48, 49), _QUOTAS),
     ((50, 51), _SECURITY),
-    ((58, 80, 81, 82), _CLUSTER),
     ((71, 72), _TELEMETRY),
     ((*range(76, 80), *range(83, 88), *range(90, 93)), _SHARE),
     ((88, 89), _STREAMS),

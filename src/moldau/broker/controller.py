@@ -99,6 +99,7 @@ class Controller:
         self._alarm_ms = NEVER
         self._waiting: list[asyncio.Future[None]] = []
         self._is_closed = False
+        self._told: tuple[int | bool, ...] = ()
 
     @property
     def log(self) -> MetadataLog:
@@ -437,6 +438,12 @@ class Controller:
             timer.cancel()
 
     def _tell_waiting(self) -> None:
+        # A fetch that is looked at again is no news itself: two of them would wake each other for ever.
+        quorum = self.quorum
+        news_of = (self._log.end_offset, quorum.high_watermark, quorum.epoch, quorum.leader_id, self._is_closed)
+        if news_of == self._told:
+            return
+        self._told = news_of
         waiting, self._waiting = self._waiting, []
         for news in waiting:
             if not news.done():

@@ -145,6 +145,9 @@ class Dispatcher:
 
         return drive(connection, _handle(route, request, context), finish)
 
+    def route(self, key: int) -> Route:
+        return self._routes.get(key) or self._load(key)
+
     def _load(self, key: int) -> Route:
         served = self.served.get(key)
         if served is None:
@@ -179,6 +182,21 @@ async def _handle(route: Route, request: Any, context: Context) -> Any:
         if response is None:
             raise
         return response
+
+
+async def answer_inner(frame: bytes, context: Context) -> bytes:
+    """The answer, header included, to a request that came inside of another one."""
+    key, version, correlation_id, client_id, position = decode_request_header(memoryview(frame))
+    route = context.dispatcher.route(key)
+    if not route.version_min <= version <= route.version_max:
+        raise ProtocolError(f"{API_MESSAGES[key].name} version {version} is not served")
+    request = route.request.decode(memoryview(frame)[position:], version)
+    route.requests_count += 1
+    inner = Context(context.node, context.connection, context.dispatcher, version, client_id)
+    parts = encode_answer(await _handle(route, request, inner), version, correlation_id, version >= route.flexible_from)
+    assert parts is not None
+    whole = b"".join(part for part in parts if isinstance(part, bytes | bytearray))
+    return whole[4:]
 
 
 def encode_answer(response: Any, version: int, correlation_id: int, flexible: bool) -> Sequence[Part] | None:

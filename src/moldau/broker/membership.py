@@ -25,6 +25,8 @@ RETRY_MS = 100
 # While it is fenced or on its way out, a broker asks more often than it has to.
 EAGER_MS = 50
 SHUTDOWN_MS_MAX = 30_000
+# When a whole cluster is stopped there is no quorum to ask for the last of it.
+SHUTDOWN_ASK_MS = 2_000
 
 
 class Membership:
@@ -101,6 +103,11 @@ class Membership:
             if error is ErrorCode.NONE:
                 self.epoch = response.broker_epoch
                 break
+            if error is ErrorCode.UNSUPPORTED_VERSION:
+                raise StartError(
+                    "the controller refused this broker: the cluster has agreed on feature levels that this version"
+                    " does not serve; `moldau cluster describe` shows them"
+                )
             if error in (ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.INVALID_REGISTRATION):
                 raise StartError(
                     f"the controller refused this broker: {error.name}; its cluster is not {node.cluster_id}, which"
@@ -146,6 +153,7 @@ class Membership:
 
     async def _ask(self, *, want_shut_down: bool) -> Any | None:
         node = self._node
+        timeout_ms = SHUTDOWN_ASK_MS if want_shut_down else node.settings.integer("broker.session.timeout.ms")
         request = BrokerHeartbeatRequest(
             broker_id=node.node_id,
             broker_epoch=self.epoch,
@@ -153,7 +161,7 @@ class Membership:
             want_shut_down=want_shut_down,
         )
         try:
-            answer = await node.channel.ask(request, timeout_ms=node.settings.integer("broker.session.timeout.ms"))
+            answer = await node.channel.ask(request, timeout_ms=timeout_ms)
         except KafkaError as error:
             node.say(f"heartbeat_failed reason={error.message!r}")
             return None

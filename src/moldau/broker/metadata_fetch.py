@@ -17,6 +17,7 @@ from moldau.protocol.messages import fetch
 
 TOPIC_IDS_VERSION_MIN = 13
 ENDPOINTS_VERSION_MIN = 16
+HIGH_WATERMARK_VERSION_MIN = 18
 BYTES_MAX = 8 << 20
 
 
@@ -41,15 +42,16 @@ async def answer_metadata_fetch(message: fetch.FetchRequest, context: Context) -
         wanted.fetch_offset,
         wanted.last_fetched_epoch,
         # Versions below 18 do not say what the replica knows.
-        min(wanted.high_watermark, quorum.high_watermark),
+        wanted.high_watermark if context.version >= HIGH_WATERMARK_VERSION_MIN else -1,
     )
+    known = request.high_watermark if request.high_watermark >= 0 else quorum.high_watermark
     bytes_max = min(max(message.max_bytes, 1), max(wanted.partition_max_bytes, 1), BYTES_MAX)
     until_ms = clock.monotonic_ms() + message.max_wait_ms
     while True:
         answer = _answer(request, bytes_max, context)
         left_ms = until_ms - clock.monotonic_ms()
         has_news = answer.records is not None or answer.diverging is not None or answer.snapshot is not None
-        has_news = has_news or answer.error != ErrorCode.NONE or answer.high_watermark > request.high_watermark
+        has_news = has_news or answer.error != ErrorCode.NONE or answer.high_watermark > known
         if has_news or left_ms <= 0 or node.is_stopping:
             return _response(answer, context)
         await controller.wait_news(left_ms)

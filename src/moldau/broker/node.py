@@ -124,7 +124,7 @@ class Node:
         self.dispatchers: list[Dispatcher] = []
         self.image = MetadataImage()
         self.topic_decider = TopicDecider(
-            dice, self._topic_defaults, self._choose_directory, self._describe_topic_configs
+            dice, self._topic_defaults, self.choose_directory, self._describe_topic_configs
         )
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
@@ -265,6 +265,13 @@ class Node:
         metas = [meta for directory in directories if (meta := directory.read_meta_properties()) is not None]
         known = next((meta.cluster_id for meta in metas if meta.cluster_id), None)
         agreed = cluster_id_of(self.quorum_settings.voters)
+        quorum = self.quorum_settings
+        is_newcomer = agreed is None and not quorum.is_alone and self.node_id not in quorum.voters
+        if is_newcomer and not (self._wanted_cluster_id or known):
+            raise StartError(
+                "this node joins a cluster and does not know which: format it first, moldau storage format"
+                " --cluster-id ID, with the id that moldau cluster describe shows there"
+            )
         self.cluster_id = self._wanted_cluster_id or known or agreed or uuid_text(random_uuid(self._dice))
         for directory in directories:
             directory.check_meta_properties(self.cluster_id, self.node_id)
@@ -392,6 +399,8 @@ class Node:
                 ) from None
             self.listeners.append(listener)
             self.dispatchers.append(dispatcher)
+        for endpoint in self._own_voter_endpoints()[:1]:
+            self.addresses.own[self.node_id] = (endpoint.host, endpoint.port)
 
     def _listener_config(self, spec: ListenerSpec) -> ListenerConfig:
         settings = self.settings
@@ -589,7 +598,7 @@ class Node:
             self.settings.integer("num.partitions"), self.settings.integer("default.replication.factor")
         )
 
-    def _choose_directory(self, replica: int) -> bytes:
+    def choose_directory(self, replica: int) -> bytes:
         """Where a new replica lives: of our own directories we know which is emptiest."""
         broker = self.controller.latest.brokers.get(replica)
         if replica == self.node_id and self._is_loaded:
@@ -783,7 +792,13 @@ class Node:
         return any(broker.node_id != self.node_id for broker in self.image.alive_brokers)
 
     def _owed(self) -> bool:
-        return any(connection.is_owed_answers for listener in self.listeners for connection in listener.connections)
+        """Clients; members of the quorum wait for news all the time, and ask the next leader."""
+        return any(
+            connection.is_owed_answers
+            for listener, spec in zip(self.listeners, self._specs, strict=True)
+            if not spec.is_controller
+            for connection in listener.connections
+        )
 
 
 def _cpu_ms() -> int:

@@ -42,10 +42,14 @@ class Addresses:
     def __init__(self, configured: dict[int, tuple[str, int]]) -> None:
         self._configured = configured
         self._heard: dict[int, tuple[str, int]] = {}
+        # This node's own, as its listeners have it now.
+        self.own: dict[int, tuple[str, int]] = {}
         self.quorum: Quorum | None = None
 
     def find(self, node_id: int) -> tuple[str, int] | None:
         """What the log says of a voter, before what was heard or configured."""
+        if node_id in self.own:
+            return self.own[node_id]
         voter = None if self.quorum is None else self.quorum.voters.find(node_id)
         if voter is not None and voter.endpoints and node_id not in self._configured:
             return voter.endpoints[0].host, voter.endpoints[0].port

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from moldau.broker.endpoints import parse_endpoint
 from moldau.broker.quorum_network import parse_servers, parse_voters
 from moldau.broker.settings import ConfigError, Settings
 from moldau.cluster import MetadataLog, voters_of
@@ -30,10 +31,16 @@ class QuorumSettings(NamedTuple):
     is_controller: bool
     listener: str
 
+    # Where our own controllers' listener is, as others may name it; None where there is none.
+    own_controller_port: int | None
+
     @property
     def is_alone(self) -> bool:
-        """Whether an empty directory becomes a quorum of this node only."""
-        return self.is_controller and not self.voters and len(self.servers) <= 1
+        """Whether an empty directory becomes a quorum of this node only: nobody else is named."""
+        # Port 0 is chosen at the start: whoever writes it down can only mean this node.
+        own = self.own_controller_port
+        others = [port for _, port in self.servers.values() if own not in (0, port)]
+        return self.is_controller and not self.voters and len(self.servers) <= 1 and not others
 
     @property
     def addresses(self) -> dict[int, tuple[str, int]]:
@@ -61,7 +68,9 @@ def read_quorum_settings(settings: Settings) -> QuorumSettings:
             " listeners=PLAINTEXT://:9092,CONTROLLER://:9093 and controller.listener.names=CONTROLLER"
         )
     listener = names[0].upper() if names else DEFAULT_LISTENER
-    return QuorumSettings(voters, servers, BROKER in roles, is_controller, listener)
+    endpoints = [parse_endpoint(text, "listeners") for text in settings.items("listeners")]
+    own_port = next((port for name, _, port in endpoints if name == listener), None)
+    return QuorumSettings(voters, servers, BROKER in roles, is_controller, listener, own_port)
 
 
 def cluster_id_of(voters: Mapping[int, tuple[str, int]]) -> str | None:

@@ -25,6 +25,10 @@ COMMANDS = {
     "config": ("moldau.cli.config", "app"),
     "feature": ("moldau.cli.feature", "app"),
     "cluster": ("moldau.cli.cluster", "app"),
+    "node": ("moldau.cli.node", "node_app"),
+    "quorum": ("moldau.cli.node", "quorum_app"),
+    "reassign": ("moldau.cli.reassign", "reassign_app"),
+    "leader": ("moldau.cli.reassign", "leader_app"),
     "doctor": ("moldau.cli.doctor", "app"),
     "log": ("moldau.cli.log", "app"),
 }

@@ -67,12 +67,12 @@ async def _describe(client: ClusterClient) -> dict[str, Any]:
             }
             for node in cluster.nodes
         ],
-        "quorum": await _quorum(client),
+        "quorum": await quorum_of(client),
         "features": feature_rows(await admin.describe_features(client)),
     }
 
 
-async def _quorum(client: ClusterClient) -> dict[str, Any] | None:
+async def quorum_of(client: ClusterClient) -> dict[str, Any] | None:
     """None where the cluster does not show its quorum (ZooKeeper, or a service that hides it)."""
     from moldau.client import admin
     from moldau.kernel import KafkaError

@@ -165,7 +165,7 @@ def _serve_several(
         orders.append({"file": None, "flags": flags, "remove": None, "greet": False})
     sys.stdout.flush()
     order = json.dumps({"brokers": orders, "remove": remove})
-    os.execv(sys.executable, [sys.executable, "-m", "moldau.broker", order])
+    os.execv(sys.executable, [sys.executable, "-m", "moldau.cli.several", order])
 
 
 def _ports(address: str, first: int, count: int, *, taken: Sequence[int] = ()) -> list[int]:

@@ -12,6 +12,15 @@ from moldau.client.addresses import parse_bootstrap
 from moldau.client.admin import IsolationLevel
 from moldau.client.blocking import BlockingConsumer, BlockingProducer, DeliveryHandle
 from moldau.client.cluster import ClusterClient, response_errors
+from moldau.client.cluster_admin import (
+    Reassignment,
+    add_voter,
+    elect_leaders,
+    list_reassignments,
+    reassign,
+    remove_voter,
+    unregister_broker,
+)
 from moldau.client.connection import Connection
 from moldau.client.consumer import Consumer
 from moldau.client.durations import parse_duration_ms
@@ -82,6 +91,7 @@ __all__ = [
     "ProducerClosed",
     "ProducerFenced",
     "ProducerSettings",
+    "Reassignment",
     "RecordMetadata",
     "RecordUnreadable",
     "RequestTimedOut",
@@ -97,15 +107,21 @@ __all__ = [
     "TransactionOwner",
     "TransactionTimedOut",
     "WrongTransactionState",
+    "add_voter",
     "admin",
     "consumer_settings",
+    "elect_leaders",
     "group_admin",
+    "list_reassignments",
     "murmur2",
     "parse_bootstrap",
     "parse_duration_ms",
     "partition_of_key",
     "producer_settings",
     "read_partition",
+    "reassign",
+    "remove_voter",
     "response_errors",
     "transaction_admin",
+    "unregister_broker",
 ]

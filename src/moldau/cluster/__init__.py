@@ -50,6 +50,7 @@ from moldau.cluster.image import (
 from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
 from moldau.cluster.metadata_log import MetadataLog, MetadataLogError, Transaction
 from moldau.cluster.producer_ids import decide_allocate_producer_ids
+from moldau.cluster.reassignment import decide_reassign, list_reassignments, prefer_leaders
 from moldau.cluster.registration import (
     check_broker_epoch,
     decide_heartbeat,
@@ -133,6 +134,7 @@ __all__ = [
     "decide_elect_leaders",
     "decide_heartbeat",
     "decide_incremental_alter_configs",
+    "decide_reassign",
     "decide_register_broker",
     "decide_register_controller",
     "decide_unregister_broker",
@@ -145,9 +147,11 @@ __all__ = [
     "lead_again",
     "leave",
     "levels_kept_only",
+    "list_reassignments",
     "metadata_release",
     "parse_checkpoint_name",
     "parse_level",
+    "prefer_leaders",
     "register_broker",
     "register_controller",
     "topic_name_problem",

@@ -21,6 +21,8 @@ Answered = AlterPartitionResponse.PartitionData
 def decide_alter_partition(
     image: MetadataImage, request: AlterPartitionRequest, version: int, policy: PartitionPolicy
 ) -> Decision[AlterPartitionResponse]:
+    if not request.topics:
+        return Decision(AlterPartitionResponse())
     try:
         check_broker_epoch(image, request.broker_id, request.broker_epoch)
     except KafkaError as refusal:

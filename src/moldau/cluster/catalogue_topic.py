@@ -93,7 +93,7 @@ TOPIC_ROWS = (
     ("segment.ms", "LONG", "604800000", "MEDIUM", "1..", "",
      "Milliseconds after which a segment is closed even if it is small, so that retention and compaction can "
      "reach it."),
-    ("unclean.leader.election.enable", "BOOLEAN", "false", "MEDIUM", "", "later",
+    ("unclean.leader.election.enable", "BOOLEAN", "false", "MEDIUM", "", "",
      "Whether a replica that is not in sync may lead when no other is left, at the price of lost records."),
 )
 

@@ -5,10 +5,18 @@ Pure: image, session and request in, records and an answer out. A broker's epoch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from moldau.cluster.brokers import PartitionPolicy, begin_shutdown, leave, register_broker, register_controller, unfence
+from moldau.cluster.brokers import (
+    PartitionPolicy,
+    begin_shutdown,
+    fence,
+    leave,
+    register_broker,
+    register_controller,
+    unfence,
+)
 from moldau.cluster.decision import Decision
 from moldau.cluster.features import FeatureRange
 from moldau.cluster.image import Endpoint, MetadataImage
@@ -40,7 +48,8 @@ def decide_register_broker(
         )
     known = image.brokers.get(request.broker_id)
     is_new = known is None or known.incarnation_id != request.incarnation_id
-    if known is not None and is_new and not known.fenced and sessions.is_alive(request.broker_id, now_ms):
+    is_staying = known is not None and not known.fenced and not known.in_controlled_shutdown
+    if is_staying and is_new and sessions.is_alive(request.broker_id, now_ms):
         session = sessions.find(request.broker_id)
         if session is not None and session.suspect_until_ms is None:
             raise KafkaError(
@@ -100,7 +109,6 @@ def _check_features(image: MetadataImage, ranges: Mapping[str, FeatureRange]) ->
 def decide_register_controller(image: MetadataImage, request: ControllerRegistrationRequest) -> Decision[None]:
     endpoints = [Endpoint(each.name, each.host, each.port, each.security_protocol) for each in request.listeners]
     features = _ranges(request)
-    _check_features(image, features)
     return Decision(None, [register_controller(request.controller_id, request.incarnation_id, endpoints, features)])
 
 
@@ -122,6 +130,7 @@ def decide_heartbeat(
     sessions: BrokerSessions,
     policy: PartitionPolicy,
     next_offset: int,
+    followed: Callable[[int], int],
 ) -> Decision[BrokerHeartbeatResponse]:
     """Fenced until it has seen its own registration; in controlled shutdown until others lead what it led."""
     broker = image.brokers[request.broker_id]
@@ -137,9 +146,11 @@ def decide_heartbeat(
             session.shutdown_offset = next_offset + len(records) - 1
             return Decision(answer, records)
         leads = any(partition.leader == node_id for topic in image.topics.values() for partition in topic.partitions)
-        seen_by_all = sessions.lowest_offset(node_id) >= (session.shutdown_offset or 0)
-        answer.should_shut_down = not leads and seen_by_all
-        return Decision(answer)
+        seen_by_all = sessions.lowest_offset(node_id, followed) >= (session.shutdown_offset or 0)
+        if leads or not seen_by_all:
+            return Decision(answer)
+        answer.should_shut_down = True
+        return Decision(answer, fence(image, node_id, policy))
     if broker.fenced and not request.want_fence and is_caught_up:
         answer.is_fenced = False
         return Decision(answer, unfence(image, node_id, policy))

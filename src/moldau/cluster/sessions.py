@@ -6,6 +6,7 @@ nobody.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -70,7 +71,11 @@ class BrokerSessions:
         """When the next session ends, if nothing is heard."""
         return min((self._ends_ms(each) for each in self._sessions.values()), default=None)
 
-    def lowest_offset(self, but: int) -> int:
-        """What every other broker has seen of the metadata log."""
-        offsets = [each.metadata_offset for node_id, each in self._sessions.items() if node_id != but]
+    def lowest_offset(self, but: int, followed: Callable[[int], int]) -> int:
+        """What every other broker has seen of the metadata log: as it said, or as its fetches say (`followed`)."""
+        offsets = [
+            max(each.metadata_offset, followed(node_id) - 1)
+            for node_id, each in self._sessions.items()
+            if node_id != but
+        ]
         return min(offsets, default=1 << 62)

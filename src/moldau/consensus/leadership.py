@@ -21,6 +21,8 @@ class Progress:
     end_offset: int
     last_fetch_ms: int
     last_caught_up_ms: int
+    # What it knows to be agreed, hence has acted on.
+    high_watermark: int = 0
 
 
 class Leadership:
@@ -35,7 +37,9 @@ class Leadership:
         self.check_at_ms = now_ms + self._check_ms
         self._heard: set[int] = set()
 
-    def note_fetch(self, key: ReplicaKey, offset: int, end_offset: int, now_ms: int, *, is_voter: bool) -> None:
+    def note_fetch(
+        self, key: ReplicaKey, offset: int, high_watermark: int, end_offset: int, now_ms: int, *, is_voter: bool
+    ) -> None:
         known = self.voters.get(key.node_id) if is_voter else self.observers.get(key)
         if known is None or not same_directory(known.key.directory_id, key.directory_id):
             known = Progress(key, 0, now_ms, -1)
@@ -45,6 +49,7 @@ class Leadership:
             else:
                 self.observers[key] = known
         known.end_offset = max(known.end_offset, offset)
+        known.high_watermark = max(known.high_watermark, high_watermark)
         known.last_fetch_ms = now_ms
         if offset >= end_offset:
             known.last_caught_up_ms = now_ms
@@ -82,6 +87,11 @@ class Leadership:
     def _end_of(self, node_id: int) -> int:
         progress = self.voters.get(node_id)
         return 0 if progress is None else progress.end_offset
+
+    def acted_on(self, node_id: int) -> int:
+        """The offset up to which a node has followed."""
+        found = [each for each in (*self.voters.values(), *self.observers.values()) if each.key.node_id == node_id]
+        return max((each.high_watermark for each in found), default=0)
 
     def has_caught_up(self, key: ReplicaKey, offset: int) -> bool:
         progress = self.observers.get(key)

@@ -566,19 +566,22 @@ class Quorum:
         assert self.leadership is not None
         diverging, snapshot = self._place_of(request)
         if diverging is None and snapshot is None:
-            effects = self._note_replica(request.replica, request.fetch_offset, now_ms)
+            effects = self._note_replica(request, now_ms)
             if not self.is_leader:
                 # What it held made the leader's own removal agreed.
                 return effects, FetchAnswer(self.epoch, self.leader_id, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         known = self._known_high_watermark
         return effects, FetchAnswer(self.epoch, self.leader_id, ErrorCode.NONE, known, diverging, snapshot)
 
-    def _note_replica(self, replica: ReplicaKey, fetch_offset: int, now_ms: int) -> list[Effect]:
+    def _note_replica(self, request: FetchRequest, now_ms: int) -> list[Effect]:
         assert self.leadership is not None
+        replica = request.replica
         if replica.node_id < 0:
             return []  # someone who only looks
         is_voter = self.voters.has(replica) and replica.node_id != self.node_id
-        self.leadership.note_fetch(replica, fetch_offset, self._log.end_offset, now_ms, is_voter=is_voter)
+        self.leadership.note_fetch(
+            replica, request.fetch_offset, request.high_watermark, self._log.end_offset, now_ms, is_voter=is_voter
+        )
         return self._agree(now_ms)
 
     @property

@@ -139,7 +139,11 @@ class Broker:
             say=self.log.append,
         )
         self.node.start()
-        await self.node.wait_ready()
+        stopped = self._loop.create_task(self._stop.wait())
+        waits: set[asyncio.Future[object]] = {self.node.ready, stopped}  # type: ignore[arg-type]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            await self.node.wait_ready()
         await self.node.start_http()
         self.bootstrap = self.node.bootstrap
         self._port = self.node.listeners[0].port

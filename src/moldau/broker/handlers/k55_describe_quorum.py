@@ -22,7 +22,7 @@ async def handle(request: DescribeQuorumRequest, context: Context) -> DescribeQu
         for controller in node.image.controllers.values()
     }
     voters = node.controller.quorum.voters.all
-    endpoints |= {voter.key.node_id: list(voter.endpoints) for voter in voters if voter.endpoints}
+    endpoints = {voter.key.node_id: list(voter.endpoints) or endpoints.get(voter.key.node_id, []) for voter in voters}
     nodes = [
         DescribeQuorumResponse.Node(node_id, [DescribeQuorumResponse.Listener(*point) for point in points])
         for node_id, points in sorted(endpoints.items())

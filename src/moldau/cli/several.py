@@ -1,5 +1,7 @@
 """Several brokers on one machine as one cluster, a process each, started and stopped together.
 
+    python -m moldau.cli.several '{"brokers": [{...}, {...}, {...}], "remove": null}'
+
 This process only looks after the others: it passes SIGINT and SIGTERM on, says when all are ready, and starts one that
 died again after a while, so that what happens without it can be seen. It knows nothing of what they do.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +21,32 @@ RESTART_SECONDS = 5.0
 Order = dict[str, Any]
 
 
-def run_several(orders: Sequence[Order], on_ready: Callable[[list[str]], None]) -> int:
-    """Serve until SIGINT or SIGTERM; the exit code. `on_ready` gets every broker's line."""
-    return asyncio.run(_Several(orders, on_ready).run())
+def main(argument: str) -> int:
+    """Serve until SIGINT or SIGTERM; the exit code."""
+    order: Order = json.loads(argument)
+    try:
+        return asyncio.run(_Several(order["brokers"], _announce).run())
+    finally:
+        if order["remove"]:
+            shutil.rmtree(order["remove"], ignore_errors=True)
+
+
+def _announce(lines: list[str]) -> None:
+    """One line for all, in the form of one broker's."""
+    found = [dict(field.partition("=")[::2] for field in line.split()[1:]) for line in lines]
+    bootstrap = ",".join(fields["bootstrap"] for fields in found)
+    print(f"ready bootstrap={bootstrap} nodes={len(found)} cluster={found[0]['cluster']}", flush=True)
+    command = "moldau"
+    if not shutil.which(command):
+        command = os.path.relpath(os.path.join(os.path.dirname(sys.executable), command))
+    print(
+        "\nTry it in another terminal:\n"
+        f"  echo hello | {command} produce greetings -b {bootstrap}\n"
+        f"  {command} consume greetings -b {bootstrap}\n"
+        f"or point any Kafka client at these addresses. Ctrl-C stops all {len(found)} brokers.\n",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 class _Several:
@@ -90,3 +117,7 @@ class _Several:
         until = asyncio.get_running_loop().time() + RESTART_SECONDS
         while not self._is_stopping and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
