@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from moldau.cluster import SUPPORTED_FEATURES, Endpoint
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
-from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
-from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
 
 if TYPE_CHECKING:
     from moldau.broker.node import Node
@@ -42,6 +39,8 @@ class Membership:
 
     async def register_controller(self, endpoints: list[Endpoint]) -> None:
         """Until the log has this incarnation's registration, whoever leads."""
+        from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
+
         node = self._node
         if self._is_registering:
             return
@@ -72,6 +71,7 @@ class Membership:
     async def register(self, endpoints: list[Endpoint], previous_epoch: int) -> None:
         """Until the controller has taken us in and we have read it in the log. StartError when it never will."""
         from moldau.broker.node import StartError
+        from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 
         node = self._node
         timeout_ms = node.settings.integer("initial.broker.registration.timeout.ms")
@@ -152,6 +152,8 @@ class Membership:
             timer.cancel()
 
     async def _ask(self, *, want_shut_down: bool) -> Any | None:
+        from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+
         node = self._node
         timeout_ms = SHUTDOWN_ASK_MS if want_shut_down else node.settings.integer("broker.session.timeout.ms")
         request = BrokerHeartbeatRequest(

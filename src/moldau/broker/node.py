@@ -65,14 +65,13 @@ from moldau.cluster import (
 )
 from moldau.consensus import ReplicaKey, VoterEndpoint
 from moldau.kernel import Clock, Dice, Disk, KafkaError, uuid_text
-from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
-from moldau.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from moldau.storage import LogDirectory, LogDirectoryError
 
 if TYPE_CHECKING:
     from moldau.broker.groups import Groups
     from moldau.broker.transactions import Transactions
+    from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 
 # A request in flight when the node is asked to stop gets this long to be answered.
 STOP_GRACE_MS = 10_000
@@ -575,6 +574,8 @@ class Node:
                 lambda image: decide_assign_directory(image, topic, index, self.node_id, directory_id)
             )
             return
+        from moldau.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
+
         kinds = AssignReplicasToDirsRequest
         partition = kinds.TopicData(self.image.topics[topic].id, [kinds.PartitionData(index)])
         directories = [kinds.DirectoryData(directory_id, [partition])]

@@ -1,12 +1,13 @@
 """Decisions about a node's membership: brokers and controllers register, heartbeats keep sessions and end fences.
 
 Pure: image, session and request in, records and an answer out. A broker's epoch is the offset of its registration.
+Messages are imported when they are first needed: a node alone never sees most of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moldau.cluster.brokers import (
     PartitionPolicy,
@@ -22,10 +23,11 @@ from moldau.cluster.features import FeatureRange
 from moldau.cluster.image import Endpoint, MetadataImage
 from moldau.cluster.sessions import BrokerSessions, Session
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
-from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
-from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
-from moldau.protocol.messages.metadata_records.unregister_broker_record import UnregisterBrokerRecord
+
+if TYPE_CHECKING:
+    from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+    from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
+    from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
 
 _RESERVED_DIRECTORY_ID_MAX = 100
 
@@ -133,6 +135,8 @@ def decide_heartbeat(
     followed: Callable[[int], int],
 ) -> Decision[BrokerHeartbeatResponse]:
     """Fenced until it has seen its own registration; in controlled shutdown until others lead what it led."""
+    from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatResponse
+
     broker = image.brokers[request.broker_id]
     node_id = broker.node_id
     is_caught_up = request.current_metadata_offset >= broker.epoch
@@ -159,6 +163,8 @@ def decide_heartbeat(
 
 def decide_unregister_broker(image: MetadataImage, node_id: int, policy: PartitionPolicy) -> Decision[None]:
     """For good: its replicas stay assigned, they are offline."""
+    from moldau.protocol.messages.metadata_records.unregister_broker_record import UnregisterBrokerRecord
+
     broker = image.brokers.get(node_id)
     if broker is None:
         raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node_id} is not currently registered")
