@@ -34,6 +34,7 @@ class Membership:
         self._is_unfenced = asyncio.Event()
         self._nudge = asyncio.Event()
         self._is_registering = False
+        self._said = ""
 
     # -- controllers ---------------------------------------------------------------------------------------------------
 
@@ -161,18 +162,26 @@ class Membership:
             broker_epoch=self.epoch,
             current_metadata_offset=node.image.offset,
             want_shut_down=want_shut_down,
+            offline_log_dirs=node.offline_directory_ids(),
         )
         try:
             answer = await node.channel.ask(request, timeout_ms=timeout_ms)
         except KafkaError as error:
-            node.say(f"heartbeat_failed reason={error.message!r}")
+            self._say_once(f"heartbeat_failed reason={error.message!r}")
             return None
         if answer.error_code:
-            node.say(f"heartbeat_refused error={ErrorCode(answer.error_code).name}")
+            self._say_once(f"heartbeat_refused error={ErrorCode(answer.error_code).name}")
             if answer.error_code == ErrorCode.STALE_BROKER_EPOCH and not node.is_stopping:
                 node.fail(RuntimeError("another node has this broker's id; its registration is in force"))
             return None
+        self._said = ""
         return answer
+
+    def _say_once(self, line: str) -> None:
+        """Until something else happens."""
+        if line != self._said:
+            self._said = line
+            self._node.say(line)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

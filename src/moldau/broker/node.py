@@ -310,6 +310,7 @@ class Node:
         run_cleaning = self._run_cleaning or clean_in_thread(self.replicas, self._disk)
         self.cleaner = Cleaner(self.replicas, self.settings, self.clock, self._disk, run_cleaning, self.say)
         self.directory_ids = list(by_id)
+        self._directory_paths = {directory_id: directory.path for directory_id, directory in by_id.items()}
         metadata_directory = next(each for each in self._locked if each.path == self._metadata_path)
         log = MetadataLog(metadata_directory.disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
         try:
@@ -639,6 +640,11 @@ class Node:
                 response.node_endpoints.append(
                     type(response).NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack)
                 )
+
+    def offline_directory_ids(self) -> list[bytes]:
+        """Directories that failed since the start."""
+        working = {directory.path for directory in self.replicas.directories}
+        return [directory_id for directory_id, path in self._directory_paths.items() if path not in working]
 
     def disk_space(self, path: str) -> tuple[int, int]:
         """(total, usable) bytes of the disk under a directory."""

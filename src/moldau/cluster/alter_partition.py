@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from moldau.cluster.brokers import PartitionPolicy, is_active
+from moldau.cluster.brokers import PartitionPolicy, can_serve, is_active
 from moldau.cluster.decision import Decision
 from moldau.cluster.delta import MetadataDelta
 from moldau.cluster.image import MetadataImage, PartitionImage, TopicImage
@@ -65,7 +65,7 @@ def _alter(
         topic.id,
         asked.partition_index,
         partition,
-        lambda replica: is_active(image, replica),
+        lambda replica: can_serve(image, partition, replica),
         policy.min_isr(topic.name),
         policy.keeps_elr,
         Election.UNCLEAN if policy.is_unclean_allowed(topic.name) else Election.ONLINE,

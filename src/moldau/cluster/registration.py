@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moldau.cluster.brokers import (
+    RESERVED_DIRECTORY_ID_MAX,
     PartitionPolicy,
     begin_shutdown,
     fence,
     leave,
+    lose_directories,
     register_broker,
     register_controller,
     unfence,
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
     from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
     from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
-
-_RESERVED_DIRECTORY_ID_MAX = 100
 
 
 def decide_register_broker(
@@ -85,7 +85,7 @@ def _check_directories(request: BrokerRegistrationRequest) -> None:
     ids = request.log_dirs
     if not ids:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "No directories specified in request")
-    if any(int.from_bytes(each, "big") < _RESERVED_DIRECTORY_ID_MAX for each in ids):
+    if any(int.from_bytes(each, "big") < RESERVED_DIRECTORY_ID_MAX for each in ids):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Reserved directory ID in request")
     if len(set(ids)) != len(ids):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate directory ID in request")
@@ -155,6 +155,9 @@ def decide_heartbeat(
             return Decision(answer)
         answer.should_shut_down = True
         return Decision(answer, fence(image, node_id, policy))
+    offline = set(request.offline_log_dirs) & set(broker.log_directories)
+    if offline and len(offline) < len(broker.log_directories):
+        return Decision(answer, lose_directories(image, node_id, offline, policy))
     if broker.fenced and not request.want_fence and is_caught_up:
         answer.is_fenced = False
         return Decision(answer, unfence(image, node_id, policy))
