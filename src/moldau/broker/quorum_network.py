@@ -122,7 +122,10 @@ class QuorumNetwork:
                 self._fail(to, request, is_unreachable=is_unreachable)
             return
         if not self._is_closed:
-            self._take(to, request, response)
+            try:
+                self._take(to, request, response)
+            except KafkaError as error:
+                self._say(f"quorum_stopped reason={error.message!r}")
 
     def _fail(self, to: int, request: Request, *, is_unreachable: bool) -> None:
         assert self.quorum is not None
