@@ -106,9 +106,19 @@ class Cluster:
 def run_aside(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """On a loop of its own, whatever the test runs on."""
     result: list[Any] = []
-    thread = threading.Thread(target=lambda: result.append(asyncio.run(coroutine)))
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            result.append(asyncio.run(coroutine))
+        except Exception as error:  # for whoever waits
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(WAIT_SECONDS_MAX)
+    if errors:
+        raise errors[0]
     assert result, "no answer came"
     return result[0]
 

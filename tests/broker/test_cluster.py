@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from moldau.client import ConnectionFailed
 from moldau.kernel import METADATA_TOPIC, ErrorCode
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
@@ -109,6 +111,27 @@ def test_a_leader_changes_who_is_in_sync_wherever_the_controller_is(cluster: Clu
     assert altered.partition_epoch > partition.partition_epoch
     again = cluster.run_on(partition.leader, leader.alter_partition(request))
     assert again.topics[0].partitions[0].error_code == ErrorCode.INVALID_UPDATE_VERSION
+
+
+def test_a_vote_that_cannot_be_written_down_is_not_given() -> None:
+    """Else the node could vote for another in the same epoch after a restart."""
+    with Cluster(3) as cluster:
+        passive = next(node_id for node_id in (1, 2, 3) if node_id != cluster.active())
+        node = cluster.node(passive)
+        state = Path(cluster.nodes[passive].data, "__cluster_metadata-0", "quorum-state")
+        state.unlink()
+        (state / "in-the-way").mkdir(parents=True)
+        partition = VoteRequest.PartitionData(
+            replica_epoch=node.controller.quorum.epoch + 1, replica_id=9, last_offset_epoch=1, last_offset=1 << 40
+        )
+        request = VoteRequest(None, passive, [VoteRequest.TopicData(METADATA_TOPIC, [partition])])
+        for _ in range(2):
+            # The second time it might believe that it has voted already.
+            with pytest.raises(ConnectionFailed):
+                cluster.ask(passive, request, controller=True)
+        wait_for(node.failed.done)
+        (state / "in-the-way").rmdir()
+        state.rmdir()
 
 
 def test_a_stopped_broker_is_fenced_others_lead_and_it_comes_back() -> None:

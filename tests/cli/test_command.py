@@ -47,7 +47,7 @@ def test_help_lists_every_command_and_starts_fast() -> None:
 
 def test_starting_a_broker_imports_nothing_of_the_other_commands() -> None:
     program = (
-        "import sys; sys.argv = ['moldau', 'up', '--brokers', '2']\n"
+        "import sys; sys.argv = ['moldau', 'up', '--brokers', '1000']\n"
         "from moldau.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 2\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from moldau.protocol.messages.alter_partition_reassignments import AlterPartitio
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 from moldau.protocol.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
-from tests.cluster.kit import cluster, created, replayed, topic
+from tests.cluster.kit import DIRECTORY, cluster, created, replayed, topic
 
 POLICY = PartitionPolicy(min_isr=lambda _topic: 1, is_unclean_allowed=lambda _topic: False)
 NOW = 50_000
@@ -172,6 +173,21 @@ def test_a_broker_goes_when_others_lead_and_everybody_knows(image: MetadataImage
     assert replayed(moved, last.records).brokers[1].fenced
 
 
+def test_a_broker_that_lost_a_directory_leads_nothing_of_it_and_goes_on_with_the_others(image: MetadataImage) -> None:
+    second = bytes([9]) * 16
+    known = image.brokers[1]
+    image = replace(image, brokers={**image.brokers, 1: replace(known, log_directories=(DIRECTORY, second))})
+    partition = image.topics["t"].partitions[1]._replace(leader=1, directories=(DIRECTORY, DIRECTORY, second))
+    topic_image = replace(image.topics["t"], partitions=(image.topics["t"].partitions[0], partition))
+    image = replace(image, topics={"t": topic_image})
+    sessions = BrokerSessions(9000)
+    beat = BrokerHeartbeatRequest(1, 101, 200, offline_log_dirs=[DIRECTORY])
+    decision = decide_heartbeat(image, beat, sessions.touch(1, 101, 0, NOW), sessions, POLICY, 900, lambda _node: 0)
+    after = replayed(image, decision.records)
+    assert after.brokers[1].log_directories == (second,) and not after.brokers[1].fenced
+    assert [(each.leader, each.isr) for each in after.topics["t"].partitions] == [(2, (2, 3)), (1, (2, 3, 1))]
+
+
 # -- AlterPartition ----------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +247,7 @@ def test_a_fenced_replica_does_not_come_into_sync(image: MetadataImage) -> None:
 def reassign(image: MetadataImage, replicas: list[int] | None, index: int = 0) -> Any:
     kinds = AlterPartitionReassignmentsRequest
     request = kinds(topics=[kinds.ReassignableTopic("t", [kinds.ReassignablePartition(index, replicas)])])
-    decision = decide_reassign(image, request, POLICY, lambda replica: bytes([replica]) * 16)
+    decision = decide_reassign(image, request, POLICY, lambda replica: DIRECTORY)
     return decision.response.responses[0].partitions[0].error_code, replayed(image, decision.records)
 
 

@@ -12,6 +12,7 @@ from moldau.protocol.messages.add_raft_voter import AddRaftVoterRequest
 from moldau.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest
 from moldau.protocol.messages.alter_partition_reassignments import AlterPartitionReassignmentsRequest
+from moldau.protocol.messages.api_versions import ApiVersionsRequest
 from moldau.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
 from moldau.protocol.messages.begin_quorum_epoch import BeginQuorumEpochRequest
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
@@ -44,6 +45,18 @@ def controllers(apache_kafka: RunningKafka, embedded_moldau: Broker) -> Iterator
     yield Pair(*sides, "controllers")
     for side in sides:
         side.wire.close()
+
+
+def test_controllers_listeners_name_the_same_ranges(controllers: Pair) -> None:
+    """What Kafka's controllers serve beyond ours comes with authentication, quotas and share groups."""
+    ours, theirs = (
+        {each.api_key: (each.min_version, each.max_version) for each in side.ask(ApiVersionsRequest(), 0).api_keys}
+        for side in controllers.sides
+    )
+    shared = ours.keys() & theirs.keys()
+    assert {key: ours[key] for key in shared} == {key: theirs[key] for key in shared}
+    assert set(ours) <= set(theirs)
+    assert {52, 53, 54, 55, 56, 58, 59, 62, 63, 67, 70, 73, 80, 81, 82} <= shared
 
 
 # -- the quorum --------------------------------------------------------------------------------------------------------

@@ -106,6 +106,10 @@ class Controller:
         return self._log
 
     @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
     def is_active(self) -> bool:
         return self.quorum.is_leader
 
@@ -282,7 +286,12 @@ class Controller:
     # -- effects -------------------------------------------------------------------------------------------------------
 
     def step(self, effects: Sequence[Effect]) -> None:
-        """Carry out what an event of the quorum asks for, and whatever follows from that."""
+        """Carry out what an event of the quorum asks for, and whatever follows from that.
+
+        Raises when it cannot: nobody is told of a vote that is not on disk.
+        """
+        if self._is_closed:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "The metadata log is closed.")
         self._step(effects)
 
     def _step(self, effects: Sequence[Effect]) -> None:
@@ -315,7 +324,10 @@ class Controller:
 
     def _ring(self) -> None:
         self._alarm, self._alarm_ms = None, NEVER
-        self._step(())
+        try:
+            self._step(())
+        except KafkaError as error:
+            self._say(f"quorum_stopped reason={error.message!r}")
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -326,7 +338,7 @@ class Controller:
             elif isinstance(effect, AppendFetched):
                 self._append_fetched(effect.records)
             elif isinstance(effect, PersistState):
-                self._log.write_quorum_state(effect.state, self.quorum.voters.ids)
+                self._persist(effect)
             elif isinstance(effect, AppendLeaderChange):
                 now_ms = self._clock.now_ms()
                 self._log.append_leader_change(effect.epoch, effect.leader_id, effect.voters, effect.granting, now_ms)
@@ -342,6 +354,15 @@ class Controller:
                 self._loaded += effect.data
             elif isinstance(effect, InstallSnapshot):
                 self._install(effect.snapshot)
+
+    def _persist(self, effect: PersistState) -> None:
+        try:
+            self._log.write_quorum_state(effect.state, self.quorum.voters.ids)
+        except OSError as error:
+            # The machine believes that it voted, and the disk does not know: this life has no say any more.
+            self._is_closed = True
+            self._on_fault(error)
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"quorum-state could not be written: {error}") from error
 
     def _follow_control_batch(self) -> None:
         """A batch of our own with no metadata in it."""

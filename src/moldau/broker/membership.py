@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from moldau.cluster import SUPPORTED_FEATURES, Endpoint
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
-from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
-from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
 
 if TYPE_CHECKING:
     from moldau.broker.node import Node
@@ -37,11 +34,14 @@ class Membership:
         self._is_unfenced = asyncio.Event()
         self._nudge = asyncio.Event()
         self._is_registering = False
+        self._said = ""
 
     # -- controllers ---------------------------------------------------------------------------------------------------
 
     async def register_controller(self, endpoints: list[Endpoint]) -> None:
         """Until the log has this incarnation's registration, whoever leads."""
+        from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
+
         node = self._node
         if self._is_registering:
             return
@@ -72,6 +72,7 @@ class Membership:
     async def register(self, endpoints: list[Endpoint], previous_epoch: int) -> None:
         """Until the controller has taken us in and we have read it in the log. StartError when it never will."""
         from moldau.broker.node import StartError
+        from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 
         node = self._node
         timeout_ms = node.settings.integer("initial.broker.registration.timeout.ms")
@@ -152,6 +153,8 @@ class Membership:
             timer.cancel()
 
     async def _ask(self, *, want_shut_down: bool) -> Any | None:
+        from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+
         node = self._node
         timeout_ms = SHUTDOWN_ASK_MS if want_shut_down else node.settings.integer("broker.session.timeout.ms")
         request = BrokerHeartbeatRequest(
@@ -159,18 +162,26 @@ class Membership:
             broker_epoch=self.epoch,
             current_metadata_offset=node.image.offset,
             want_shut_down=want_shut_down,
+            offline_log_dirs=node.offline_directory_ids(),
         )
         try:
             answer = await node.channel.ask(request, timeout_ms=timeout_ms)
         except KafkaError as error:
-            node.say(f"heartbeat_failed reason={error.message!r}")
+            self._say_once(f"heartbeat_failed reason={error.message!r}")
             return None
         if answer.error_code:
-            node.say(f"heartbeat_refused error={ErrorCode(answer.error_code).name}")
+            self._say_once(f"heartbeat_refused error={ErrorCode(answer.error_code).name}")
             if answer.error_code == ErrorCode.STALE_BROKER_EPOCH and not node.is_stopping:
                 node.fail(RuntimeError("another node has this broker's id; its registration is in force"))
             return None
+        self._said = ""
         return answer
+
+    def _say_once(self, line: str) -> None:
+        """Until something else happens."""
+        if line != self._said:
+            self._said = line
+            self._node.say(line)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

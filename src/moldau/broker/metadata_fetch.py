@@ -55,6 +55,8 @@ async def answer_metadata_fetch(message: fetch.FetchRequest, context: Context) -
         if has_news or left_ms <= 0 or node.is_stopping:
             return _response(answer, context)
         await controller.wait_news(left_ms)
+        if controller.is_closed:
+            return fetch.FetchResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 def _answer(request: FetchRequest, bytes_max: int, context: Context) -> FetchAnswer:

@@ -67,14 +67,13 @@ from moldau.cluster import (
 )
 from moldau.consensus import ReplicaKey, VoterEndpoint
 from moldau.kernel import Clock, Dice, Disk, KafkaError, uuid_text
-from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
-from moldau.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from moldau.storage import LogDirectory, LogDirectoryError
 
 if TYPE_CHECKING:
     from moldau.broker.groups import Groups
     from moldau.broker.transactions import Transactions
+    from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 
 # A request in flight when the node is asked to stop gets this long to be answered.
 STOP_GRACE_MS = 10_000
@@ -319,6 +318,7 @@ class Node:
         run_cleaning = self._run_cleaning or clean_in_thread(self.replicas, self._disk)
         self.cleaner = Cleaner(self.replicas, self.settings, self.clock, self._disk, run_cleaning, self.say)
         self.directory_ids = list(by_id)
+        self._directory_paths = {directory_id: directory.path for directory_id, directory in by_id.items()}
         metadata_directory = next(each for each in self._locked if each.path == self._metadata_path)
         log = MetadataLog(metadata_directory.disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
         try:
@@ -583,6 +583,8 @@ class Node:
                 lambda image: decide_assign_directory(image, topic, index, self.node_id, directory_id)
             )
             return
+        from moldau.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
+
         kinds = AssignReplicasToDirsRequest
         partition = kinds.TopicData(self.image.topics[topic].id, [kinds.PartitionData(index)])
         directories = [kinds.DirectoryData(directory_id, [partition])]
@@ -646,6 +648,11 @@ class Node:
                 response.node_endpoints.append(
                     type(response).NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack)
                 )
+
+    def offline_directory_ids(self) -> list[bytes]:
+        """Directories that failed since the start."""
+        working = {directory.path for directory in self.replicas.directories}
+        return [directory_id for directory_id, path in self._directory_paths.items() if path not in working]
 
     def disk_space(self, path: str) -> tuple[int, int]:
         """(total, usable) bytes of the disk under a directory."""

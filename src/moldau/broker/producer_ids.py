@@ -7,7 +7,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 if TYPE_CHECKING:
     from moldau.broker.node import Node
@@ -46,6 +45,11 @@ class ProducerIds:
         return self._refill
 
     async def _fetch_block(self) -> None:
+        from moldau.protocol.messages.allocate_producer_ids import (
+            AllocateProducerIdsRequest,
+            AllocateProducerIdsResponse,
+        )
+
         node = self._node
         request = AllocateProducerIdsRequest(node.node_id, node.membership.epoch)
         answer: AllocateProducerIdsResponse = await node.channel.ask(request)

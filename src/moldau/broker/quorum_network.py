@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moldau.broker.quorum_messages import FetchLimits, heard, request_message
 from moldau.broker.settings import Settings
 from moldau.consensus import (
     BeginEpochRequest,
@@ -96,6 +95,9 @@ class QuorumNetwork:
             task.add_done_callback(self._tasks.discard)
 
     async def _ask(self, to: int, request: Request) -> None:
+        # A node alone never sends anything: it need not know how.
+        from moldau.broker.quorum_messages import FetchLimits, request_message
+
         assert self.quorum is not None
         # Fetches wait at the leader; what is urgent must not stand behind them.
         is_fetch = isinstance(request, FetchRequest | SnapshotRequest)
@@ -120,7 +122,10 @@ class QuorumNetwork:
                 self._fail(to, request, is_unreachable=is_unreachable)
             return
         if not self._is_closed:
-            self._take(to, request, response)
+            try:
+                self._take(to, request, response)
+            except KafkaError as error:
+                self._say(f"quorum_stopped reason={error.message!r}")
 
     def _fail(self, to: int, request: Request, *, is_unreachable: bool) -> None:
         assert self.quorum is not None
@@ -144,6 +149,8 @@ class QuorumNetwork:
         return connection
 
     def _take(self, to: int, request: Request, response: Any) -> None:
+        from moldau.broker.quorum_messages import heard
+
         quorum, now_ms = self.quorum, self._clock.monotonic_ms()
         assert quorum is not None
         answer, addresses = heard(response)

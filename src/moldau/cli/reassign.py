@@ -21,6 +21,11 @@ Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this top
 COLUMNS = {"TOPIC": "topic", "PARTITION": "partition", "NOW": "now", "NEXT": "next"}
 
 
+@leader_app.callback()
+def _group() -> None:
+    """Choose who leads partitions."""
+
+
 @reassign_app.command()
 def plan(
     brokers: Brokers = None,

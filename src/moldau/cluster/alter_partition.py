@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moldau.cluster.brokers import PartitionPolicy, is_active
+from moldau.cluster.brokers import PartitionPolicy, can_serve, is_active
 from moldau.cluster.decision import Decision
 from moldau.cluster.delta import MetadataDelta
 from moldau.cluster.image import MetadataImage, PartitionImage, TopicImage
 from moldau.cluster.partition_change import RECOVERED, RECOVERING, Election, PartitionChange
 from moldau.cluster.registration import check_broker_epoch
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 
-Asked = AlterPartitionRequest.PartitionData
-Answered = AlterPartitionResponse.PartitionData
+if TYPE_CHECKING:
+    from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
+
+    Asked = AlterPartitionRequest.PartitionData
+    Answered = AlterPartitionResponse.PartitionData
 
 
 def decide_alter_partition(
     image: MetadataImage, request: AlterPartitionRequest, version: int, policy: PartitionPolicy
 ) -> Decision[AlterPartitionResponse]:
+    from moldau.protocol.messages.alter_partition import AlterPartitionResponse
+
     if not request.topics:
         return Decision(AlterPartitionResponse())
     try:
@@ -36,7 +40,7 @@ def decide_alter_partition(
             try:
                 answer, made = _alter(image, found, asked, request.broker_id, version, policy)
             except KafkaError as refusal:
-                answer, made = Answered(partition_index=asked.partition_index, error_code=refusal.code), ()
+                answer, made = _refused(asked, refusal.code), ()
             answers.append(answer)
             records += made
         topics.append(AlterPartitionResponse.TopicData(topic.topic_id, answers))
@@ -61,7 +65,7 @@ def _alter(
         topic.id,
         asked.partition_index,
         partition,
-        lambda replica: is_active(image, replica),
+        lambda replica: can_serve(image, partition, replica),
         policy.min_isr(topic.name),
         policy.keeps_elr,
         Election.UNCLEAN if policy.is_unclean_allowed(topic.name) else Election.ONLINE,
@@ -75,7 +79,7 @@ def _alter(
     after = delta.topics_changed[topic.id].partitions[asked.partition_index]
     if after.leader != leader:
         # The change stands all the same: it completed a reassignment that takes the leadership away.
-        return Answered(partition_index=asked.partition_index, error_code=ErrorCode.NEW_LEADER_ELECTED), (record,)
+        return _refused(asked, ErrorCode.NEW_LEADER_ELECTED), (record,)
     return _answer(asked.partition_index, after), (record,)
 
 
@@ -106,8 +110,16 @@ def _check_eligible(image: MetadataImage, replica: int, epoch: int) -> None:
         raise KafkaError(ErrorCode.INELIGIBLE_REPLICA)
 
 
+def _refused(asked: Asked, code: int) -> Answered:
+    from moldau.protocol.messages.alter_partition import AlterPartitionResponse
+
+    return AlterPartitionResponse.PartitionData(partition_index=asked.partition_index, error_code=code)
+
+
 def _answer(index: int, partition: PartitionImage) -> Answered:
-    return Answered(
+    from moldau.protocol.messages.alter_partition import AlterPartitionResponse
+
+    return AlterPartitionResponse.PartitionData(
         partition_index=index,
         leader_id=partition.leader,
         leader_epoch=partition.leader_epoch,

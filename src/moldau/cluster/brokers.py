@@ -6,8 +6,8 @@ then. Every change of leadership raises the leader epoch, which is what lets rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moldau.cluster.decision import Decision
@@ -22,6 +22,8 @@ from moldau.protocol.messages.metadata_records.register_broker_record import Reg
 from moldau.protocol.messages.metadata_records.register_controller_record import RegisterControllerRecord
 
 PREFERRED, UNCLEAN = 0, 1
+# Directory ids below this name none: unassigned, lost, migrating.
+RESERVED_DIRECTORY_ID_MAX = 100
 FENCE, UNFENCE = 1, -1
 
 
@@ -79,6 +81,15 @@ def is_active(image: MetadataImage, node_id: int) -> bool:
     return broker is not None and not broker.fenced and not broker.in_controlled_shutdown
 
 
+def can_serve(image: MetadataImage, partition: PartitionImage, replica: int) -> bool:
+    """Whether a replica may lead: its broker is active, and the directory that it is in works (KIP-858)."""
+    if not is_active(image, replica) or replica not in partition.replicas:
+        return False
+    directory_id = partition.directories[partition.replicas.index(replica)]
+    is_known = int.from_bytes(directory_id, "big") >= RESERVED_DIRECTORY_ID_MAX
+    return not is_known or directory_id in image.brokers[replica].log_directories
+
+
 def each_partition(image: MetadataImage, node_id: int) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
     """The partitions that have a replica on the broker."""
     for topic in image.topics.values():
@@ -88,15 +99,25 @@ def each_partition(image: MetadataImage, node_id: int) -> Iterator[tuple[TopicIm
 
 
 def leave(
-    image: MetadataImage, node_id: int, policy: PartitionPolicy, *, is_unclean: bool = False
+    image: MetadataImage,
+    node_id: int,
+    policy: PartitionPolicy,
+    *,
+    is_unclean: bool = False,
+    where: Collection[bytes] | None = None,
 ) -> Iterator[PartitionChangeRecord]:
-    """A broker is in sync with nobody and leads nothing any more; others lead where they can."""
+    """A broker is in sync with nobody and leads nothing any more; others lead where they can.
 
-    def may_lead(replica: int) -> bool:
-        return replica != node_id and is_active(image, replica)
-
+    `where` names directories: only what it has in them is meant.
+    """
     unclean = (node_id,) if is_unclean else ()
     for topic, index, partition in each_partition(image, node_id):
+        if where is not None and partition.directories[partition.replicas.index(node_id)] not in where:
+            continue
+
+        def may_lead(replica: int, partition: PartitionImage = partition) -> bool:
+            return replica != node_id and can_serve(image, partition, replica)
+
         is_concerned = node_id == partition.leader or node_id in partition.isr
         if not is_concerned and not (is_unclean and node_id in partition.elr):
             continue
@@ -124,10 +145,13 @@ def lead_again(
     unclean stop the ones that it already leads get a new epoch, because the end of their logs may be gone.
     """
 
-    def may_lead(replica: int) -> bool:
-        return replica == node_id or is_active(image, replica)
-
+    # Decided together with the end of its fence.
+    image = _without_fence(image, node_id)
     for topic, index, partition in each_partition(image, node_id):
+
+        def may_lead(replica: int, partition: PartitionImage = partition) -> bool:
+            return can_serve(image, partition, replica)
+
         if partition.leader == NO_LEADER:
             record = PartitionChange(
                 topic.id,
@@ -143,6 +167,21 @@ def lead_again(
                 yield record
         elif partition.leader == node_id and unclean:
             yield PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=node_id)
+
+
+def _without_fence(image: MetadataImage, node_id: int) -> MetadataImage:
+    broker = replace(image.brokers[node_id], fenced=False, in_controlled_shutdown=False)
+    return replace(image, brokers={**image.brokers, node_id: broker})
+
+
+def lose_directories(
+    image: MetadataImage, node_id: int, offline: Collection[bytes], policy: PartitionPolicy
+) -> list[Any]:
+    """Directories of a broker failed: others lead what it had there."""
+    broker = image.brokers[node_id]
+    left = [each for each in broker.log_directories if each not in offline]
+    record = BrokerRegistrationChangeRecord(broker_id=node_id, broker_epoch=broker.epoch, log_dirs=left)
+    return [record, *leave(image, node_id, policy, where=offline)]
 
 
 def fence(image: MetadataImage, node_id: int, policy: PartitionPolicy) -> list[Any]:

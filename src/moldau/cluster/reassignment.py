@@ -7,22 +7,24 @@ in sync the others go (`PartitionChange`). A cancelled one goes back to what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moldau.cluster.brokers import PartitionPolicy, is_active
 from moldau.cluster.decision import Decision
 from moldau.cluster.image import MetadataImage, PartitionImage, TopicImage
 from moldau.cluster.partition_change import Election, PartitionChange
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-)
-from moldau.protocol.messages.list_partition_reassignments import (
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-)
 from moldau.protocol.messages.metadata_records.partition_change_record import PartitionChangeRecord
+
+if TYPE_CHECKING:
+    from moldau.protocol.messages.alter_partition_reassignments import (
+        AlterPartitionReassignmentsRequest,
+        AlterPartitionReassignmentsResponse,
+    )
+    from moldau.protocol.messages.list_partition_reassignments import (
+        ListPartitionReassignmentsRequest,
+        ListPartitionReassignmentsResponse,
+    )
 
 DirectoryOf = Callable[[int], bytes]
 
@@ -33,6 +35,8 @@ def decide_reassign(
     policy: PartitionPolicy,
     directory_of: DirectoryOf,
 ) -> Decision[AlterPartitionReassignmentsResponse]:
+    from moldau.protocol.messages.alter_partition_reassignments import AlterPartitionReassignmentsResponse
+
     kinds = AlterPartitionReassignmentsResponse
     records: list[Any] = []
     responses = []
@@ -146,6 +150,8 @@ def _check(
 def list_reassignments(
     image: MetadataImage, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
+    from moldau.protocol.messages.list_partition_reassignments import ListPartitionReassignmentsResponse
+
     kinds = ListPartitionReassignmentsResponse
     if request.topics is None:
         named = [(topic.name, range(len(topic.partitions))) for topic in image.topics.values()]

@@ -1,18 +1,21 @@
 """Decisions about a node's membership: brokers and controllers register, heartbeats keep sessions and end fences.
 
 Pure: image, session and request in, records and an answer out. A broker's epoch is the offset of its registration.
+Messages are imported when they are first needed: a node alone never sees most of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moldau.cluster.brokers import (
+    RESERVED_DIRECTORY_ID_MAX,
     PartitionPolicy,
     begin_shutdown,
     fence,
     leave,
+    lose_directories,
     register_broker,
     register_controller,
     unfence,
@@ -22,12 +25,11 @@ from moldau.cluster.features import FeatureRange
 from moldau.cluster.image import Endpoint, MetadataImage
 from moldau.cluster.sessions import BrokerSessions, Session
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
-from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
-from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
-from moldau.protocol.messages.metadata_records.unregister_broker_record import UnregisterBrokerRecord
 
-_RESERVED_DIRECTORY_ID_MAX = 100
+if TYPE_CHECKING:
+    from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+    from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
+    from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
 
 
 def decide_register_broker(
@@ -83,7 +85,7 @@ def _check_directories(request: BrokerRegistrationRequest) -> None:
     ids = request.log_dirs
     if not ids:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "No directories specified in request")
-    if any(int.from_bytes(each, "big") < _RESERVED_DIRECTORY_ID_MAX for each in ids):
+    if any(int.from_bytes(each, "big") < RESERVED_DIRECTORY_ID_MAX for each in ids):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Reserved directory ID in request")
     if len(set(ids)) != len(ids):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate directory ID in request")
@@ -133,6 +135,8 @@ def decide_heartbeat(
     followed: Callable[[int], int],
 ) -> Decision[BrokerHeartbeatResponse]:
     """Fenced until it has seen its own registration; in controlled shutdown until others lead what it led."""
+    from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatResponse
+
     broker = image.brokers[request.broker_id]
     node_id = broker.node_id
     is_caught_up = request.current_metadata_offset >= broker.epoch
@@ -151,6 +155,9 @@ def decide_heartbeat(
             return Decision(answer)
         answer.should_shut_down = True
         return Decision(answer, fence(image, node_id, policy))
+    offline = set(request.offline_log_dirs) & set(broker.log_directories)
+    if offline and len(offline) < len(broker.log_directories):
+        return Decision(answer, lose_directories(image, node_id, offline, policy))
     if broker.fenced and not request.want_fence and is_caught_up:
         answer.is_fenced = False
         return Decision(answer, unfence(image, node_id, policy))
@@ -159,6 +166,8 @@ def decide_heartbeat(
 
 def decide_unregister_broker(image: MetadataImage, node_id: int, policy: PartitionPolicy) -> Decision[None]:
     """For good: its replicas stay assigned, they are offline."""
+    from moldau.protocol.messages.metadata_records.unregister_broker_record import UnregisterBrokerRecord
+
     broker = image.brokers.get(node_id)
     if broker is None:
         raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node_id} is not currently registered")
