@@ -244,7 +244,7 @@ def test_avro_text_and_bytes_are_read_and_what_is_none_is_a_dead_letter(shop: Sh
         ("x = 1\n", r"orders\.py: there is no function queries\(pipeline\)"),
         ("def queries(pipeline):\n    return pipeline.stream('o', 'id NUM')\n", r"orders\.py:2: schema 'id NUM'"),
         (
-            "def queries(pipeline):\n    s = pipeline.stream('o', 'id INT')\n    yield s.where('idd > 1').to_topic('x')\n",
+            "def queries(pipeline):\n  s = pipeline.stream('o', 'id INT')\n  yield s.where('idd > 1').to_topic('x')\n",
             r"orders\.py:3: AnalysisException: .*idd",
         ),
         ("def queries(pipeline):\n    return []\n", "has no query"),
