@@ -18,6 +18,7 @@ from moldau.client import BlockingProducer
 from moldau.spark.pipelines import Avro, Bytes, Pipeline, PipelineError, Query, Text, dead_letter_of, row_key
 from moldau.spark.pipelines.loading import load_queries
 from moldau.spark.pipelines.project import read_project
+from moldau.spark.pipelines.streams import key_column
 from tests.spark.clusters import Cluster
 
 ORDER = "id BIGINT, user STRING NOT NULL, amount DOUBLE, at TIMESTAMP"
@@ -165,6 +166,26 @@ def test_windows_leave_one_row_for_each_key_and_window_in_the_tables_topic(shop:
 def at(second: int) -> str:
     minutes, seconds = divmod(36000 + second, 60)
     return f"2026-11-18T{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}.000Z"
+
+
+def test_keys_are_those_of_the_rule_in_every_time_zone(spark: SparkSession) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    # The night in which Prague has the hour from two to three twice.
+    starts = [f"2026-10-25T{hour:02}:30:00.000Z" for hour in range(4)]
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "Europe/Prague")
+        given = [(f'a"{index}ř', index, start) for index, start in enumerate(starts)]
+        rows = spark.createDataFrame(given, "a STRING, n INT, t STRING")
+        rows = rows.withColumn("window_start", F.to_timestamp("t"))
+        found = rows.select(
+            key_column(["a"], False), key_column(["a", "n"], False), key_column(["a", "n"], True), "a", "n", "t"
+        ).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone or "UTC")
+    for plain, several, windowed, text, number, start in found:
+        assert plain.encode() == row_key([text])
+        assert several.encode() == row_key([text, str(number)])
+        assert windowed.encode() == row_key([text, str(number)], start)
 
 
 def test_two_streams_meet_within_a_time(shop: Shop) -> None:
