@@ -16,6 +16,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from moldau.client import BlockingProducer
 from moldau.spark.pipelines import Avro, Bytes, Pipeline, PipelineError, Query, Text, dead_letter_of, row_key
+from moldau.spark.pipelines.loading import load_queries
+from moldau.spark.pipelines.project import read_project
+from moldau.spark.pipelines.streams import key_column
 from tests.spark.clusters import Cluster
 
 ORDER = "id BIGINT, user STRING NOT NULL, amount DOUBLE, at TIMESTAMP"
@@ -165,6 +168,26 @@ def at(second: int) -> str:
     return f"2026-11-18T{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}.000Z"
 
 
+def test_keys_are_those_of_the_rule_in_every_time_zone(spark: SparkSession) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    # The night in which Prague has the hour from two to three twice.
+    starts = [f"2026-10-25T{hour:02}:30:00.000Z" for hour in range(4)]
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "Europe/Prague")
+        given = [(f'a"{index}ř', index, start) for index, start in enumerate(starts)]
+        rows = spark.createDataFrame(given, "a STRING, n INT, t STRING")
+        rows = rows.withColumn("window_start", F.to_timestamp("t"))
+        found = rows.select(
+            key_column(["a"], False), key_column(["a", "n"], False), key_column(["a", "n"], True), "a", "n", "t"
+        ).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone or "UTC")
+    for plain, several, windowed, text, number, start in found:
+        assert plain.encode() == row_key([text])
+        assert several.encode() == row_key([text, str(number)])
+        assert windowed.encode() == row_key([text, str(number)], start)
+
+
 def test_two_streams_meet_within_a_time(shop: Shop) -> None:
     payments = shop.cluster.topic("payments")
     output = shop.cluster.topic("paid")
@@ -227,3 +250,31 @@ def test_avro_text_and_bytes_are_read_and_what_is_none_is_a_dead_letter(shop: Sh
         found = {record.value: dead_letter_of(record.headers) for record in letters}
         assert set(found) == set(bad)
         assert all(letter is not None and letter.reason for letter in found.values())
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def queries(pipeline):\n    return nothing\n", r"orders\.py:2: NameError: name 'nothing' is not defined"),
+        (
+            "def queries(pipeline):\n    s = pipeline.stream('o', 'id INT')\n    return s.by('usr').count()\n",
+            r"orders\.py:3: there is no column 'usr'; there is id, _key",
+        ),
+        ("def queries(pipeline):\n    return pipeline.stream('o', 'id INT')\n", r"orders\.py"),
+        ("def queries(pipeline):\n    return [3]\n", r"orders\.py: queries gave a int: end it with to_topic"),
+        ("x = 1\n", r"orders\.py: there is no function queries\(pipeline\)"),
+        ("def queries(pipeline):\n    return pipeline.stream('o', 'id NUM')\n", r"orders\.py:2: schema 'id NUM'"),
+        (
+            "def queries(pipeline):\n  s = pipeline.stream('o', 'id INT')\n  yield s.where('idd > 1').to_topic('x')\n",
+            r"orders\.py:3: AnalysisException: .*idd",
+        ),
+        ("def queries(pipeline):\n    return []\n", "has no query"),
+    ],
+)
+def test_an_error_in_a_pipelines_file_names_file_line_and_cause(
+    code: str, told: str, shop: Shop, tmp_path: Path
+) -> None:
+    (tmp_path / "orders.py").write_text(code)
+    (tmp_path / "pipeline.toml").write_text('name = "a"\nfiles = ["orders.py"]\n')
+    with pytest.raises(PipelineError, match=told):
+        load_queries(read_project(tmp_path), shop.pipeline)

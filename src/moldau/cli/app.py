@@ -22,6 +22,7 @@ COMMANDS = {
     "tail": ("moldau.cli.consume", "tail_app"),
     "group": ("moldau.cli.group", "app"),
     "txn": ("moldau.cli.txn", "app"),
+    "pipeline": ("moldau.cli.pipeline", "app"),
     "dlq": ("moldau.cli.dlq", "app"),
     "table": ("moldau.cli.table", "app"),
     "config": ("moldau.cli.config", "app"),

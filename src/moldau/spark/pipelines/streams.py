@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 KEY, PARTITION, OFFSET, TIMESTAMP = METADATA = ("_key", "_partition", "_offset", "_timestamp")
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 _WINDOW = "__moldau_window"
+_UTC = {"timeZone": "UTC"}  # what is written does not depend on where it runs
 JoinHow = Literal["inner", "left"]
 
 
@@ -67,8 +68,8 @@ class Stream:
         return Stream(self.df.withWatermark(column, delay), Watermark(column, delay))
 
     def deduplicate(self, *columns: str, within: str | None = None) -> Stream:
-        """The first row of each combination. Without `within` every one is remembered as long as the watermark lets
-        it; `within`, at most the watermark's delay apart, is enough for producers that send again."""
+        """The first row of each combination. Without `within` the event's time is a part of it, and it is remembered
+        until the watermark is past; `within` the watermark's delay, rows count as the same whatever their time."""
         self._check_columns(columns)
         time = self._time("deduplicate")
         if within is None:
@@ -147,7 +148,7 @@ class Stream:
     ) -> Query:
         """Rows as JSON objects into a topic, exactly once."""
         columns = [one for one in self.df.columns if one not in METADATA]
-        value = F.to_json(F.struct(*columns)).alias("value")
+        value = F.to_json(F.struct(*columns), _UTC).alias("value")
         keys = [] if key is None else [(F.col(key) if isinstance(key, str) else key).cast("string").alias("key")]
         return Query(name or topic, self.df.select(*keys, value), TopicSink(topic, partitions))
 
@@ -216,7 +217,7 @@ class Aggregation:
         `configs` are the topic's, when it is made: `{"cleanup.policy": "compact,delete", "retention.ms": ...}` lets old
         windows go.
         """
-        value = F.to_json(F.struct(*self.df.columns), {"ignoreNullFields": "false"}).alias("value")
+        value = F.to_json(F.struct(*self.df.columns), {**_UTC, "ignoreNullFields": "false"}).alias("value")
         rows = self.df.select(key_column(self.keys, self.is_windowed).alias("key"), value)
         sink = TopicSink(topic, partitions, {**COMPACTED, **(configs or {})})
         return Query(name or topic, rows, sink, self.output_mode)
@@ -232,7 +233,11 @@ def key_column(keys: Sequence[str], is_windowed: bool) -> Column:
     if len(texts) == 1 and not is_windowed:
         return texts[0]
     if is_windowed:
-        texts.append(F.date_format(F.to_utc_timestamp(WINDOW_START, F.current_timezone()), TIME_PATTERN))
+        # Not through the session's time zone: in the night when clocks go back, two hours have one name there.
+        start = F.to_json(
+            F.struct(F.col(WINDOW_START).alias("t")), {"timeZone": "UTC", "timestampFormat": TIME_PATTERN}
+        )
+        texts.append(F.get_json_object(start, "$.t"))
     return F.to_json(F.array(*texts))
 
 

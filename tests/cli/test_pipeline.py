@@ -1,0 +1,140 @@
+"""`moldau pipeline`: a folder becomes queries that run, are looked at, fail, begin again and stop in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moldau.client import BlockingProducer, ClusterClient, ConsumedRecord, read_partition
+from moldau.testing import Broker
+from tests.cli.conftest import Moldau
+
+SECONDS_MAX = 150.0
+
+QUERIES = """\
+from pathlib import Path
+
+from pyspark.sql import functions as F
+
+
+def queries(pipeline):
+    orders = pipeline.stream("orders", "user STRING NOT NULL, amount DOUBLE", dead_letters="bad-orders")
+    yield orders.by("user").count().to_table("orders_by_user")
+    trap = Path(__file__).with_name("trap")
+
+    @F.udf("double")
+    def looked_at(amount):
+        # As often as a batch is tried before its query fails.
+        if amount == 13 and (left := int(trap.read_text())):
+            trap.write_text(str(left - 1))
+            raise RuntimeError("thirteen")
+        return amount
+
+    yield orders.select("user", looked_at(F.col("amount")).alias("amount")).to_topic("copies")
+"""
+
+
+@pytest.fixture
+def own() -> Iterator[Moldau]:
+    """A broker of this test's own."""
+    with Broker({"num.partitions": "1"}) as broker:
+        yield Moldau(broker.bootstrap)
+
+
+def send(moldau: Moldau, *orders: dict[str, Any]) -> None:
+    with BlockingProducer(moldau.bootstrap) as producer:
+        for order in orders:
+            producer.send("orders", json.dumps(order).encode())
+
+
+def records(moldau: Moldau, topic: str) -> list[ConsumedRecord]:
+    async def work() -> list[ConsumedRecord]:
+        async with ClusterClient(moldau.bootstrap) as client:
+            return [record async for record in read_partition(client, topic, 0)]
+
+    return asyncio.run(work())
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(400)
+def test_a_pipeline_runs_is_looked_at_begins_again_after_a_failure_and_stops(own: Moldau, tmp_path: Path) -> None:
+    shop, log = tmp_path / "shop", tmp_path / "log.txt"
+    own("pipeline", "init", str(shop))
+    (shop / "orders.py").write_text(QUERIES)
+    settings = 'spark."spark.sql.shuffle.partitions" = 1\n'
+    (shop / "pipeline.toml").write_text(
+        f'name = "shop"\nbootstrap = "{own.bootstrap}"\nmaster = "local[2]"\nfiles = ["orders.py"]\n{settings}'
+    )
+    (shop / "trap").write_text("3")
+    send(own, {"user": "ann", "amount": 1}, {"user": "bob", "amount": 2}, {"amount": 3})
+    assert "nothing is wrong" in own("pipeline", "run", str(shop), "--check").out
+    with log.open("wb") as output:
+        process = own.start("pipeline", "run", str(shop), stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_for(lambda: count(own, "copies") == 2 and count(own, "bad-orders") == 1, process, log)
+        wait_for(lambda: count(own, "orders_by_user") == 2, process, log)
+        assert "runs already" in own("pipeline", "run", str(shop), code=1).err
+        told = own("pipeline", "describe", str(shop), "-o", "json").json
+        assert {one["name"] for one in told["queries"]} == {"orders_by_user", "copies", "orders-dead-letters"}
+        listed = own("pipeline", "list", str(tmp_path), "-o", "json").json
+        assert [(one["pipeline"], one["state"], one["queries"]) for one in listed] == [("shop", "running", 3)]
+        send(own, {"user": "eva", "amount": 13})
+        wait_for(lambda: count(own, "copies") == 3, process, log)
+        lags = own("pipeline", "lag", str(shop), "-o", "json").json
+        assert {row["query"] for row in lags} >= {"orders_by_user", "copies"}
+        assert "has stopped" in own("pipeline", "stop", str(shop)).out if reaped(process) else True
+        assert process.wait(SECONDS_MAX) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(SECONDS_MAX)
+    text = log.read_text()
+    assert "shop.copies running" in text and "shop.copies failed" in text and "thirteen" in text
+    assert "does not run" in own("pipeline", "describe", str(shop), code=3).err
+    values = sorted(json.loads(record.value or b"")["user"] for record in records(own, "copies"))
+    assert values == ["ann", "bob", "eva"]
+
+
+def reaped(process: subprocess.Popen[bytes]) -> bool:
+    """A process that ended stays in the table until its parent has asked: here that is a thread's affair."""
+    import threading
+
+    threading.Thread(target=process.wait, daemon=True).start()
+    return True
+
+
+def count(moldau: Moldau, topic: str) -> int:
+    from moldau.kernel import KafkaError
+
+    try:
+        return len(records(moldau, topic))
+    except KafkaError:
+        return 0
+
+
+def test_what_is_wrong_in_a_folder_is_told_without_starting_spark(moldau: Moldau, tmp_path: Path) -> None:
+    assert "has no pipeline.toml" in moldau("pipeline", "run", str(tmp_path), code=2).err
+    moldau("pipeline", "init", str(tmp_path / "a"))
+    (tmp_path / "a" / "orders.py").write_text("def queries(pipeline):\n    yield (\n")
+    assert "orders.py:2: '(' was never closed" in moldau("pipeline", "run", str(tmp_path / "a"), code=2).err
+    assert "does not run: `moldau pipeline run" in moldau("pipeline", "stop", str(tmp_path / "a"), code=3).err
+    assert moldau("pipeline", "list", str(tmp_path), "-o", "json").json[0]["state"] == "stopped"
+    moldau("pipeline", "init", str(tmp_path / "b" / "a"))
+    assert (
+        "two folders have the name a"
+        in moldau("pipeline", "run", str(tmp_path / "a"), str(tmp_path / "b" / "a"), code=2).err
+    )
