@@ -113,6 +113,17 @@ class Cluster:
         found: list[ConsumedRecord] = self.do(read)
         return found
 
+    def ends(self, topic: str) -> dict[int, int]:
+        """The end offset of each partition."""
+
+        async def ask(client: ClusterClient) -> dict[int, int]:
+            partitions = (await client.topic(topic)).partitions
+            asked = {TopicPartition(topic, one.partition): admin.LATEST for one in partitions}
+            return {where.partition: one.offset for where, one in (await admin.list_offsets(client, asked)).items()}
+
+        found: dict[int, int] = self.do(ask)
+        return found
+
     def committed(self, group_id: str) -> dict[TopicPartition, int]:
         found = self.do(lambda client: group_admin.group_offsets(client, [group_id]))[group_id]
         assert not isinstance(found, KafkaError)
