@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import Column, DataFrame
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F
 from moldau.spark.pipelines import lookups
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.keys import TIME_PATTERN
+from moldau.spark.pipelines.parquet import ParquetSink
 from moldau.spark.pipelines.postgres import PostgresSink, target_table
 from moldau.spark.pipelines.queries import COMPACTED, FunctionSink, OutputMode, Query, TopicSink, WriteBatch
 
@@ -173,6 +175,13 @@ class Stream:
         order = (*(() if newest is None else (newest,)), *metadata)
         target = target_table(table, self.df.schema, columns, keys, order=order, order_columns=metadata)
         return Query(name or table, self.df.select(*target.staged), PostgresSink(target, dsn))
+
+    def to_parquet(self, directory: str | Path, topic: str, *, name: str | None = None) -> Query:
+        """Rows into Parquet files, exactly once, laid out and named as `moldau topic export` does it."""
+        lost = [one for one in (PARTITION, OFFSET) if one not in self.df.columns]
+        if lost:
+            raise PipelineError(f"the stream has no {lost[0]}, which names the files: keep {PARTITION} and {OFFSET}")
+        return Query(name or f"{topic}-parquet", self.df, ParquetSink(str(directory), topic))
 
     def to_function(self, write: WriteBatch, *, name: str, output_mode: OutputMode = "append") -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""
