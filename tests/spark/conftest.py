@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from moldau.testing import Broker
 from tests.oracle import ROOT, RunningKafka
+from tests.postgres import Postgres
 from tests.spark.clusters import Cluster
 from tests.spark.pipeline import Pipeline
 
@@ -73,3 +74,10 @@ def connector() -> None:
 @pytest.fixture
 def pipeline(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Pipeline:
     return Pipeline(spark, cluster, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server for all tests of a worker: each has tables of its own."""
+    with Postgres() as server:
+        yield server

@@ -92,20 +92,24 @@ class Refuse:
 
 def decide(stored: Mark | None, batch: Mark, transactional_id: str) -> Write | Skip | Refuse:
     """What to do with a batch when `stored` is the newest one that was committed under the transactional id."""
+    return decide_under(stored, batch, f"transactional id {transactional_id!r}", "transactionalId")
+
+
+def decide_under(stored: Mark | None, batch: Mark, name: str, naming: str) -> Write | Skip | Refuse:
+    """The same where marks are kept under another `name`, which `naming` sets."""
     if stored is None or (stored.query_id == batch.query_id and stored.batch_id < batch.batch_id):
         return Write()
-    name = f"transactional id {transactional_id!r}"
     if stored.query_id != batch.query_id:
         return Refuse(
             f"{name} belongs to query {stored.query_id}, not to {batch.query_id}: the checkpoint was lost or is "
-            "another query's; go on with that query's, or choose another transactionalId to write everything anew"
+            f"another query's; go on with that query's, or choose another {naming} to write everything anew"
         )
     if stored == batch:
         return Skip()
     return Refuse(
         f"{name} has committed batch {stored.batch_id} and now gets "
         f"{'another batch' if stored.batch_id == batch.batch_id else 'batch'} {batch.batch_id}: the checkpoint is "
-        "older than the topics; restore the newest one, or choose another transactionalId to write everything anew"
+        f"older than what was written; restore the newest one, or choose another {naming} to write everything anew"
     )
 
 

@@ -50,7 +50,7 @@ class ExactlyOnceBatches:
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         check_schema(rows.schema, self._options.topic)
         spark = rows.sparkSession
-        batch = _numbered(spark, batch_id)
+        batch = numbered_batch(spark, batch_id)
         _check_speculation(spark)
         transactor = self._transactors.get(batch.query_id)
         if transactor is None:
@@ -69,7 +69,8 @@ class ExactlyOnceBatches:
 # -- the query ---------------------------------------------------------------------------------------------------------
 
 
-def _numbered(spark: SparkSession, batch_id: int) -> NumberedBatch:
+def numbered_batch(spark: SparkSession, batch_id: int) -> NumberedBatch:
+    """The batch that `foreachBatch` hands over, with its query and the offsets from the checkpoint."""
     try:
         query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         session = spark._jsparkSession

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import Column, DataFrame
@@ -16,6 +17,8 @@ from pyspark.sql import functions as F
 from moldau.spark.pipelines import lookups
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.keys import TIME_PATTERN
+from moldau.spark.pipelines.parquet import ParquetSink
+from moldau.spark.pipelines.postgres import PostgresSink, target_table
 from moldau.spark.pipelines.queries import COMPACTED, FunctionSink, OutputMode, Query, TopicSink, WriteBatch
 
 if TYPE_CHECKING:
@@ -152,6 +155,34 @@ class Stream:
         keys = [] if key is None else [(F.col(key) if isinstance(key, str) else key).cast("string").alias("key")]
         return Query(name or topic, self.df.select(*keys, value), TopicSink(topic, partitions))
 
+    def to_postgres(
+        self, dsn: str, table: str, key: str | Sequence[str] = (), *, newest: str | None = None, name: str | None = None
+    ) -> Query:
+        """Rows into a table of PostgreSQL, exactly once; the table is made when it is not there.
+
+        With `key`, columns, a row replaces the one that has the same. Of several in one micro-batch the one with the
+        highest `newest` stays, or the last of the topic's partition.
+        """
+        keys = tuple(_names(key))
+        metadata = tuple(one for one in (PARTITION, OFFSET) if keys and one in self.df.columns)
+        if newest is not None:
+            self._check_columns([newest])
+        elif keys and OFFSET not in metadata:
+            raise PipelineError(
+                f"which of two rows with one key is the newer? give newest='a column', or keep {OFFSET}"
+            )
+        columns = [one for one in self.df.columns if one not in METADATA]
+        order = (*(() if newest is None else (newest,)), *metadata)
+        target = target_table(table, self.df.schema, columns, keys, order=order, order_columns=metadata)
+        return Query(name or table, self.df.select(*target.staged), PostgresSink(target, dsn))
+
+    def to_parquet(self, directory: str | Path, topic: str, *, name: str | None = None) -> Query:
+        """Rows into Parquet files, exactly once, laid out and named as `moldau topic export` does it."""
+        lost = [one for one in (PARTITION, OFFSET) if one not in self.df.columns]
+        if lost:
+            raise PipelineError(f"the stream has no {lost[0]}, which names the files: keep {PARTITION} and {OFFSET}")
+        return Query(name or f"{topic}-parquet", self.df, ParquetSink(str(directory), topic))
+
     def to_function(self, write: WriteBatch, *, name: str, output_mode: OutputMode = "append") -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""
         return Query(name, self.df, FunctionSink(write), output_mode)
@@ -221,6 +252,12 @@ class Aggregation:
         rows = self.df.select(key_column(self.keys, self.is_windowed).alias("key"), value)
         sink = TopicSink(topic, partitions, {**COMPACTED, **(configs or {})})
         return Query(name or topic, rows, sink, self.output_mode)
+
+    def to_postgres(self, dsn: str, table: str, *, name: str | None = None) -> Query:
+        """One row per key and window in a table of PostgreSQL, replaced when it changes, exactly once."""
+        keys = (*self.keys, WINDOW_START) if self.is_windowed else self.keys
+        target = target_table(table, self.df.schema, self.df.columns, keys)
+        return Query(name or table, self.df, PostgresSink(target, dsn), self.output_mode)
 
     def to_function(self, write: WriteBatch, *, name: str) -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""

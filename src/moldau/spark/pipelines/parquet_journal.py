@@ -1,0 +1,159 @@
+"""Parquet files of batches, all or none: a journal says which files a batch has, and that makes it so.
+
+    DIR/topic=orders/partition=0/offsets-00000000000000000000-00000000000000000999.parquet
+    DIR/.moldau/shop.orders.json
+
+Tasks write files under hidden names and sync them. The driver then replaces the query's journal, which is the moment of
+the commit: whoever comes after a crash gives the journal's files their names before anything else. No Spark here.
+Names are those of `moldau topic export`; a file is named by the first and the last offset that it has rows of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from moldau.spark.exactly_once import ExactlyOnceRefused, Mark, Refuse, Skip, decide_under, mark_from
+
+PARTITION, OFFSET = "_partition", "_offset"
+_HIDDEN = ".moldau"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that is complete, still under its hidden name."""
+
+    hidden: str
+    partition: int
+    first: int
+    last: int
+
+    @property
+    def final(self) -> str:
+        return f"partition={self.partition}/offsets-{self.first:020d}-{self.last:020d}.parquet"
+
+
+class FilesLost(RuntimeError):
+    """Files of the tasks are gone: the batch must be done again."""
+
+
+class ParquetJournal:
+    """One query's place in a directory."""
+
+    def __init__(self, directory: str, topic: str, query: str) -> None:
+        self.root = Path(directory) / f"topic={topic}"
+        self._query = quote(query, safe="")
+        self._path = Path(directory) / _HIDDEN / f"{self._query}.json"
+
+    def begin(self, mark: Mark) -> str | None:
+        """Finish what a crash has left; then the prefix of hidden names for the batch, None when it is in already."""
+        with self._locked():
+            is_next = self._is_next(mark)
+            for left in self.root.glob(f"partition=*/.{self._query}-*.partial"):
+                left.unlink(missing_ok=True)
+        return f".{self._query}-{secrets.token_hex(8)}" if is_next else None
+
+    def commit(self, mark: Mark, files: Sequence[WrittenFile]) -> bool:
+        """Make the files visible, with the mark. False when another driver has written the batch."""
+        with self._locked():
+            if not self._is_next(mark):
+                return False
+            lost = [one.hidden for one in files if not (self.root / one.hidden).exists()]
+            if lost:
+                raise FilesLost(f"batch {mark.batch_id}: {lost[0]} is gone, for another driver runs the query")
+            text = json.dumps({"mark": mark.to_metadata(), "files": [[one.hidden, one.final] for one in files]})
+            _replace_durably(self._path, text)
+            self._finish(json.loads(text))
+            return True
+
+    def _is_next(self, mark: Mark) -> bool:
+        try:
+            journal = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return True
+        self._finish(journal)
+        name = f"{self._query!r} in {self._path}"
+        decision = decide_under(mark_from([journal["mark"]]), mark, name, "directory")
+        if isinstance(decision, Refuse):
+            raise ExactlyOnceRefused(decision.why)
+        return not isinstance(decision, Skip)
+
+    def _finish(self, journal: Any) -> None:
+        for hidden, final in journal["files"]:
+            try:
+                os.replace(self.root / hidden, self.root / final)
+            except FileNotFoundError:
+                continue  # it has its name already
+            _sync((self.root / final).parent)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path.with_suffix(".lock"), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def write_files(root: str, prefix: str, attempt: int, batches: Iterable[Any]) -> list[WrittenFile]:
+    """Rows that come in order of partition and offset, a file for each partition."""
+    written: list[WrittenFile] = []
+    writer: Any = None
+    try:
+        for batch in _by_partition(batches):
+            partition, offsets = batch[PARTITION][0].as_py(), batch[OFFSET]
+            if not written or written[-1].partition != partition:
+                _close(root, writer, written)
+                hidden = f"partition={partition}/{prefix}-{attempt}.partial"
+                (Path(root) / hidden).parent.mkdir(parents=True, exist_ok=True)
+                writer = pq.ParquetWriter(Path(root) / hidden, batch.schema)
+                written.append(WrittenFile(hidden, partition, offsets[0].as_py(), offsets[-1].as_py()))
+            writer.write_batch(batch)
+            now = written[-1]
+            written[-1] = WrittenFile(now.hidden, partition, now.first, offsets[-1].as_py())
+    finally:
+        _close(root, writer, written)
+    return written
+
+
+def _by_partition(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            # In order, so those of one partition are side by side.
+            same = pc.sum(pc.equal(batch[PARTITION], batch[PARTITION][start])).as_py()
+            yield batch.slice(start, same)
+            start += same
+
+
+def _close(root: str, writer: Any, written: Sequence[WrittenFile]) -> None:
+    if writer is not None:
+        writer.close()
+        _sync(Path(root) / written[-1].hidden)
+        _sync((Path(root) / written[-1].hidden).parent)
+
+
+def _replace_durably(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    _sync(partial)
+    os.replace(partial, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""Parquet files of batches: whatever breaks, a batch's files are all there or none, and once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from moldau.cli.topic_files import find_files
+from moldau.client import BlockingProducer
+from moldau.spark.exactly_once import ExactlyOnceRefused, Mark
+from moldau.spark.pipelines import Pipeline, PipelineError
+from moldau.spark.pipelines.parquet import ParquetSink
+from moldau.spark.pipelines.parquet_journal import FilesLost, ParquetJournal, WrittenFile, write_files
+from tests.spark.clusters import Cluster
+
+FIRST, SECOND = Mark("6f1c", 0, "a"), Mark("6f1c", 1, "b")
+
+
+def batch(*rows: tuple[int, int]) -> pa.RecordBatch:
+    return pa.record_batch(list(map(pa.array, zip(*rows, strict=True))), names=["_partition", "_offset"])
+
+
+def visible(directory: Path) -> list[tuple[int, int, int]]:
+    return [(one.where.partition, one.start, one.end) for one in find_files(str(directory), "orders")]
+
+
+def begun(journal: ParquetJournal, mark: Mark, *batches: pa.RecordBatch) -> list[WrittenFile]:
+    prefix = journal.begin(mark)
+    assert prefix is not None
+    return write_files(str(journal.root), prefix, 1, batches)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> ParquetJournal:
+    return ParquetJournal(str(tmp_path), "orders", "shop.orders")
+
+
+def test_files_are_visible_with_the_commit_and_a_batch_that_comes_again_is_skipped(
+    journal: ParquetJournal, tmp_path: Path
+) -> None:
+    files = begun(journal, FIRST, batch((0, 5), (0, 7), (1, 0)), batch((1, 1), (2, 9)))
+    assert not journal.root.exists() or visible(tmp_path) == []
+    assert journal.commit(FIRST, files)
+    assert visible(tmp_path) == [(0, 5, 8), (1, 0, 2), (2, 9, 10)]
+    path = next(journal.root.glob("partition=1/*.parquet"))
+    assert pq.ParquetFile(path).read()["_offset"].to_pylist() == [0, 1]
+    assert journal.begin(FIRST) is None
+    assert journal.begin(SECOND) is not None
+    with pytest.raises(ExactlyOnceRefused, match="belongs to query 6f1c"):
+        journal.begin(Mark("other", 1, "b"))
+
+
+def test_a_batch_that_was_not_committed_leaves_nothing(journal: ParquetJournal, tmp_path: Path) -> None:
+    left = begun(journal, FIRST, batch((0, 1)))
+    files = begun(journal, FIRST, batch((0, 1)))
+    assert visible(tmp_path) == []
+    with pytest.raises(FilesLost, match="another driver"):
+        journal.commit(FIRST, left)
+    assert journal.commit(FIRST, files) and not journal.commit(FIRST, files)
+    assert visible(tmp_path) == [(0, 1, 2)]
+    assert list(journal.root.rglob("*.partial")) == []
+
+
+def test_a_crash_in_the_middle_of_the_renames_is_finished_by_the_next_driver(
+    journal: ParquetJournal, tmp_path: Path
+) -> None:
+    files = begun(journal, FIRST, batch((0, 1), (1, 4)))
+    blocker = journal.root / files[1].final
+    blocker.mkdir()
+    with pytest.raises(OSError):
+        journal.commit(FIRST, files)
+    blocker.rmdir()
+    assert visible(tmp_path) == [(0, 1, 2)]
+    assert ParquetJournal(str(tmp_path), "orders", "shop.orders").begin(FIRST) is None
+    assert visible(tmp_path) == [(0, 1, 2), (1, 4, 5)]
+
+
+def test_a_stream_is_in_parquet_files_once_however_often_a_batch_comes(
+    spark: SparkSession, moldau_cluster: Cluster, tmp_path: Path
+) -> None:
+    topic = moldau_cluster.topic("orders", 2)
+    shop = Pipeline(spark, moldau_cluster.bootstrap, name="files", checkpoints=tmp_path / "checkpoints")
+    query = shop.stream(topic, "id BIGINT").to_parquet(tmp_path / "out", topic)
+
+    def order(numbers: range) -> None:
+        with BlockingProducer(moldau_cluster.bootstrap) as producer:
+            for number in numbers:
+                producer.send(topic, json.dumps({"id": number}).encode(), partition=number % 2)
+
+    order(range(10))
+    shop.run(query)
+    # As if the driver had been killed behind the commit, before Spark wrote down that the batch is done.
+    for name in ("0", ".0.crc"):
+        (tmp_path / "checkpoints" / query.name / "commits" / name).unlink()
+    order(range(10, 12))
+    shop.run(query)
+    found = [(one.where.partition, one.start, one.end) for one in find_files(str(tmp_path / "out"), topic)]
+    assert found == [(0, 0, 5), (0, 5, 6), (1, 0, 5), (1, 5, 6)]
+    rows = spark.read.parquet(str(tmp_path / "out" / f"topic={topic}"))
+    assert sorted(row.id for row in rows.select("id").collect()) == list(range(12))
+    with pytest.raises(PipelineError, match="has no _partition"):
+        shop.stream(topic, "id BIGINT").select("id").to_parquet(tmp_path, topic)
+    with pytest.raises(PipelineError, match="not to a URL"):
+        ParquetSink("s3://bucket", topic)
