@@ -276,6 +276,21 @@ def test_an_unclean_leader_that_is_far_behind_costs_the_others_their_tail_not_th
     run(main())
 
 
+def test_a_leader_that_wrote_nothing_in_its_epoch_follows_one_that_does_not_know_the_epoch(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a")
+            await until(lambda: rig.are_equal("t"))
+            rig.change("t", 0, leader=1)
+            rig.change("t", 0, leader=0)
+            assert rig.partition(1, "t").log.epochs.latest == 1, "nothing was written in it"
+            assert (await rig.produce(0, "t", b"b", timeout_ms=5000)).error_code == 0
+            assert rig.partition(1, "t").log.epochs.entries == rig.partition(0, "t").log.epochs.entries
+
+    run(main())
+
+
 def test_what_was_known_to_be_committed_is_known_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         async with Rig(tmp_path) as rig:
@@ -344,6 +359,13 @@ def test_who_is_no_replica_or_one_of_an_earlier_life_gets_nothing(tmp_path: Path
                 assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER, replica
             answer = await rig.fetch(0, "t", 0, replica_state=FetchRequest.ReplicaState(1, epochs[1]))
             assert answer.error_code == 0 and answer.records
+            # The metadata knows of a later life, from which no fetch has come yet.
+            await rig.kill(1)
+            rig.fence(1)
+            rig.cut(1)
+            rig.start(1)
+            answer = await rig.fetch(0, "t", 0, replica_state=FetchRequest.ReplicaState(1, epochs[1]))
+            assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     run(main())
 
