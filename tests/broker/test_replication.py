@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from moldau.kernel import ErrorCode
 from moldau.protocol.batches import Record, build_batch, iterate_batches
 from moldau.protocol.markers import Marker
@@ -14,6 +16,7 @@ from moldau.protocol.messages.alter_partition import AlterPartitionRequest, Alte
 from moldau.protocol.messages.delete_records import DeleteRecordsRequest
 from moldau.protocol.messages.fetch import FetchRequest
 from tests.broker.replication_rig import Rig, until
+from tests.robustness.kit import Gate, HookedDisk
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -129,6 +132,70 @@ def test_a_leader_that_was_killed_follows_when_it_returns(tmp_path: Path) -> Non
             rig.start(0)
             await until(lambda: set(rig.isr("t")) == {0, 1, 2} and rig.are_equal("t"))
             assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t") == rig.bytes_of(2, "t")
+
+    run(main())
+
+
+def test_a_log_that_is_cut_on_a_slow_disk_holds_up_no_other_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the same leader nor of this broker; nothing is written to it before the cut is durable."""
+
+    async def main() -> None:
+        disk = HookedDisk()
+        monkeypatch.setattr("tests.broker.replication_rig.SystemDisk", disk)
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            rig.create("other", (1, 0))
+            assert (await rig.produce(0, "t", b"kept")).error_code == 0
+            rig.cut(1)
+            await rig.produce(0, "t", b"lost", b"lost", acks=1)
+            gate = Gate("sync", "broker-0/t-0")
+            disk.hook = gate
+            rig.change("t", 0, isr=(1,), leader=1)
+            rig.heal()
+            await rig.produce(1, "t", b"new", acks=1)
+            await until(gate.reached.is_set)
+            assert (await rig.produce(1, "other", b"v", timeout_ms=5000)).error_code == 0
+            await asyncio.sleep(0.3)  # several fetches' time
+            partition = rig.partition(0, "t")
+            assert partition.is_flushing and partition.log.end_offset == 1
+            rig.change("t", 0, isr=(0,), leader=0)
+            assert (await rig.produce(0, "t", b"too early", acks=1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            rig.change("t", 0, isr=(1,), leader=1)
+            gate.opened.set()
+            await until(lambda: rig.are_equal("t") and partition.log.end_offset == 2)
+            assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t")
+            await until(lambda: set(rig.isr("t")) == {0, 1})
+
+    run(main())
+
+
+def test_a_broker_that_stops_waits_until_its_log_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        disk = HookedDisk()
+        monkeypatch.setattr("tests.broker.replication_rig.SystemDisk", disk)
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            assert (await rig.produce(0, "t", b"kept")).error_code == 0
+            rig.cut(1)
+            await rig.produce(0, "t", b"lost", b"lost", acks=1)
+            gate = Gate("sync", "broker-0/t-0")
+            disk.hook = gate
+            rig.change("t", 0, isr=(1,), leader=1)
+            rig.heal()
+            await rig.produce(1, "t", b"new", acks=1)
+            await until(gate.reached.is_set)
+            node, rig.members[0].node = rig.node(0), None
+            stopping = asyncio.create_task(node.stop())
+            await asyncio.sleep(0.2)
+            assert not stopping.done()
+            gate.opened.set()
+            await stopping
+            rig.fence(0)
+            rig.start(0)
+            await until(lambda: rig.are_equal("t") and set(rig.isr("t")) == {0, 1})
+            assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t")
 
     run(main())
 
