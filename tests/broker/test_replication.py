@@ -15,7 +15,10 @@ from moldau.protocol.markers import Marker
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from moldau.protocol.messages.delete_records import DeleteRecordsRequest
 from moldau.protocol.messages.fetch import FetchRequest
+from moldau.protocol.messages.metadata_records.remove_topic_record import RemoveTopicRecord
+from moldau.protocol.messages.produce import ProduceRequest
 from tests.broker.replication_rig import Rig, until
+from tests.broker.test_produce_and_fetch import framed
 from tests.robustness.kit import Gate, HookedDisk
 
 
@@ -60,6 +63,54 @@ def test_followers_that_take_too_long_are_a_timeout(tmp_path: Path) -> None:
             answer = await rig.produce(0, "t", b"v", timeout_ms=50)
             assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
             assert (await rig.produce(0, "t", b"v", acks=1)).error_code == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", range(9, 14))
+@pytest.mark.parametrize("case", ["committed", "too slow", "too few", "another leader", "deleted"])
+def test_a_single_batch_that_waits_for_followers_answers_what_the_handler_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, version: int
+) -> None:
+    """Byte for byte, behind an answer that waits as well."""
+
+    async def answers(rig: Rig, topic: str) -> bytes:
+        rig.create(topic, (0, 1, 2), min__insync__replicas="2")
+        topic_id = rig.image.topics[topic].id
+        assert (await rig.produce(0, topic, b"first")).error_code == 0
+        rig.cut(1, 2)
+        host, _, port = rig.node(0).bootstrap.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for number in (7, 8):
+            data = ProduceRequest.PartitionProduceData(0, build_batch([Record(0, 1, b"k", b"v")]))
+            named = ProduceRequest.TopicProduceData(topic, topic_id, [data])
+            request = ProduceRequest(None, -1, 100 if case == "too slow" else 10_000, [named])
+            writer.write(framed(request, version, number))
+        await until(lambda: rig.partition(0, topic).log.end_offset == 3)
+        if case == "committed":
+            rig.heal()
+        elif case == "too few":
+            rig.change(topic, 0, isr=(0,))
+        elif case == "another leader":
+            rig.change(topic, 0, leader=1)
+        elif case == "deleted":
+            rig.publish([RemoveTopicRecord(topic_id)])
+        frames = []
+        for _ in range(2):
+            size = await reader.readexactly(4)
+            frames.append(size + await reader.readexactly(int.from_bytes(size, "big")))
+        writer.close()
+        rig.heal()
+        return b"".join(frames).replace(topic.encode(), b"topic-?").replace(topic_id, bytes(16))
+
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            counted = rig.node(0).dispatchers[0]
+            fast = await answers(rig, "topic-a")
+            assert counted.fast_produce_count == 3, "both, and the first one"
+            monkeypatch.setattr("moldau.broker.dispatch.FAST_PRODUCE_VERSION_MIN", 99)
+            assert fast == await answers(rig, "topic-b")
+            assert counted.fast_produce_count == 3
 
     run(main())
 
