@@ -22,8 +22,9 @@ from moldau.protocol.messages.offset_fetch import OffsetFetchRequest
 from moldau.testing import Broker
 from tests.broker.test_produce_and_fetch import create, produce
 from tests.differential.wire import Wire
-from tests.robustness.kit import ask_in_thread, hooked_broker, wait_until
+from tests.robustness.kit import alter, ask_in_thread, hooked_broker, wait_until
 
+TOPIC = 2
 OFFSETS_TOPIC, OFFSETS_PARTITIONS = "__consumer_offsets", 4
 
 
@@ -82,6 +83,30 @@ def test_a_commit_that_does_not_fit_on_the_disk_is_refused_and_not_remembered(mo
         disk.hook = lambda operation, path: None
         assert commit(wire, "g", 3) is ErrorCode.NONE
         assert committed(wire, "g") == 3
+
+
+def test_a_coordinator_whose_appends_are_refused_loads_no_more_often_than_its_back_off_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moldau.broker.coordinator.RELOAD_MS_MIN", 1000)
+    with Broker({"offsets.topic.num.partitions": "1"}) as broker:
+        wire = Wire(broker.bootstrap)
+        create(wire, "t")
+        find(wire, "g")
+        assert commit(wire, "g", 1) is ErrorCode.NONE
+        assert wire.ask(alter(TOPIC, OFFSETS_TOPIC, min__insync__replicas="2"), 1).responses[0].error_code == 0
+        assert commit(wire, "g", 2) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert wait_until(lambda: committed(wire, "g") == 1), "the first time it is loaded at once"
+        assert commit(wire, "g", 3) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert [commit(wire, "g", 4) for _ in range(20)] == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 20
+        assert sum("coordinator_loaded" in line for line in broker.log) == 1
+        assert any("coordinator_reload_delayed" in line and "ms=1000" in line for line in broker.log)
+        assert wire.ask(alter(TOPIC, OFFSETS_TOPIC, min__insync__replicas="1"), 1).responses[0].error_code == 0
+        assert wait_until(lambda: commit(wire, "g", 5) is ErrorCode.NONE), "it goes on by itself"
+        assert committed(wire, "g") == 5
+        assert wire.ask(alter(TOPIC, OFFSETS_TOPIC, min__insync__replicas="2"), 1).responses[0].error_code == 0
+        assert commit(wire, "g", 6) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert wait_until(lambda: committed(wire, "g") == 5, 0.8), "an append that succeeded ends the back-off"
 
 
 def test_whoever_waits_is_told_when_the_broker_stops() -> None:

@@ -7,13 +7,19 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from moldau.kernel import ErrorCode
 from moldau.protocol.batches import Record, build_batch, iterate_batches
 from moldau.protocol.markers import Marker
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from moldau.protocol.messages.delete_records import DeleteRecordsRequest
 from moldau.protocol.messages.fetch import FetchRequest
+from moldau.protocol.messages.metadata_records.remove_topic_record import RemoveTopicRecord
+from moldau.protocol.messages.produce import ProduceRequest
 from tests.broker.replication_rig import Rig, until
+from tests.broker.test_produce_and_fetch import framed
+from tests.robustness.kit import Gate, HookedDisk
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -57,6 +63,54 @@ def test_followers_that_take_too_long_are_a_timeout(tmp_path: Path) -> None:
             answer = await rig.produce(0, "t", b"v", timeout_ms=50)
             assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
             assert (await rig.produce(0, "t", b"v", acks=1)).error_code == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", range(9, 14))
+@pytest.mark.parametrize("case", ["committed", "too slow", "too few", "another leader", "deleted"])
+def test_a_single_batch_that_waits_for_followers_answers_what_the_handler_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, version: int
+) -> None:
+    """Byte for byte, behind an answer that waits as well."""
+
+    async def answers(rig: Rig, topic: str) -> bytes:
+        rig.create(topic, (0, 1, 2), min__insync__replicas="2")
+        topic_id = rig.image.topics[topic].id
+        assert (await rig.produce(0, topic, b"first")).error_code == 0
+        rig.cut(1, 2)
+        host, _, port = rig.node(0).bootstrap.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for number in (7, 8):
+            data = ProduceRequest.PartitionProduceData(0, build_batch([Record(0, 1, b"k", b"v")]))
+            named = ProduceRequest.TopicProduceData(topic, topic_id, [data])
+            request = ProduceRequest(None, -1, 100 if case == "too slow" else 10_000, [named])
+            writer.write(framed(request, version, number))
+        await until(lambda: rig.partition(0, topic).log.end_offset == 3)
+        if case == "committed":
+            rig.heal()
+        elif case == "too few":
+            rig.change(topic, 0, isr=(0,))
+        elif case == "another leader":
+            rig.change(topic, 0, leader=1)
+        elif case == "deleted":
+            rig.publish([RemoveTopicRecord(topic_id)])
+        frames = []
+        for _ in range(2):
+            size = await reader.readexactly(4)
+            frames.append(size + await reader.readexactly(int.from_bytes(size, "big")))
+        writer.close()
+        rig.heal()
+        return b"".join(frames).replace(topic.encode(), b"topic-?").replace(topic_id, bytes(16))
+
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            counted = rig.node(0).dispatchers[0]
+            fast = await answers(rig, "topic-a")
+            assert counted.fast_produce_count == 3, "both, and the first one"
+            monkeypatch.setattr("moldau.broker.dispatch.FAST_PRODUCE_VERSION_MIN", 99)
+            assert fast == await answers(rig, "topic-b")
+            assert counted.fast_produce_count == 3
 
     run(main())
 
@@ -129,6 +183,70 @@ def test_a_leader_that_was_killed_follows_when_it_returns(tmp_path: Path) -> Non
             rig.start(0)
             await until(lambda: set(rig.isr("t")) == {0, 1, 2} and rig.are_equal("t"))
             assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t") == rig.bytes_of(2, "t")
+
+    run(main())
+
+
+def test_a_log_that_is_cut_on_a_slow_disk_holds_up_no_other_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the same leader nor of this broker; nothing is written to it before the cut is durable."""
+
+    async def main() -> None:
+        disk = HookedDisk()
+        monkeypatch.setattr("tests.broker.replication_rig.SystemDisk", disk)
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            rig.create("other", (1, 0))
+            assert (await rig.produce(0, "t", b"kept")).error_code == 0
+            rig.cut(1)
+            await rig.produce(0, "t", b"lost", b"lost", acks=1)
+            gate = Gate("sync", "broker-0/t-0")
+            disk.hook = gate
+            rig.change("t", 0, isr=(1,), leader=1)
+            rig.heal()
+            await rig.produce(1, "t", b"new", acks=1)
+            await until(gate.reached.is_set)
+            assert (await rig.produce(1, "other", b"v", timeout_ms=5000)).error_code == 0
+            await asyncio.sleep(0.3)  # several fetches' time
+            partition = rig.partition(0, "t")
+            assert partition.is_flushing and partition.log.end_offset == 1
+            rig.change("t", 0, isr=(0,), leader=0)
+            assert (await rig.produce(0, "t", b"too early", acks=1)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            rig.change("t", 0, isr=(1,), leader=1)
+            gate.opened.set()
+            await until(lambda: rig.are_equal("t") and partition.log.end_offset == 2)
+            assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t")
+            await until(lambda: set(rig.isr("t")) == {0, 1})
+
+    run(main())
+
+
+def test_a_broker_that_stops_waits_until_its_log_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        disk = HookedDisk()
+        monkeypatch.setattr("tests.broker.replication_rig.SystemDisk", disk)
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            assert (await rig.produce(0, "t", b"kept")).error_code == 0
+            rig.cut(1)
+            await rig.produce(0, "t", b"lost", b"lost", acks=1)
+            gate = Gate("sync", "broker-0/t-0")
+            disk.hook = gate
+            rig.change("t", 0, isr=(1,), leader=1)
+            rig.heal()
+            await rig.produce(1, "t", b"new", acks=1)
+            await until(gate.reached.is_set)
+            node, rig.members[0].node = rig.node(0), None
+            stopping = asyncio.create_task(node.stop())
+            await asyncio.sleep(0.2)
+            assert not stopping.done()
+            gate.opened.set()
+            await stopping
+            rig.fence(0)
+            rig.start(0)
+            await until(lambda: rig.are_equal("t") and set(rig.isr("t")) == {0, 1})
+            assert rig.bytes_of(0, "t") == rig.bytes_of(1, "t")
 
     run(main())
 
@@ -276,6 +394,21 @@ def test_an_unclean_leader_that_is_far_behind_costs_the_others_their_tail_not_th
     run(main())
 
 
+def test_a_leader_that_wrote_nothing_in_its_epoch_follows_one_that_does_not_know_the_epoch(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a")
+            await until(lambda: rig.are_equal("t"))
+            rig.change("t", 0, leader=1)
+            rig.change("t", 0, leader=0)
+            assert rig.partition(1, "t").log.epochs.latest == 1, "nothing was written in it"
+            assert (await rig.produce(0, "t", b"b", timeout_ms=5000)).error_code == 0
+            assert rig.partition(1, "t").log.epochs.entries == rig.partition(0, "t").log.epochs.entries
+
+    run(main())
+
+
 def test_what_was_known_to_be_committed_is_known_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         async with Rig(tmp_path) as rig:
@@ -344,6 +477,13 @@ def test_who_is_no_replica_or_one_of_an_earlier_life_gets_nothing(tmp_path: Path
                 assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER, replica
             answer = await rig.fetch(0, "t", 0, replica_state=FetchRequest.ReplicaState(1, epochs[1]))
             assert answer.error_code == 0 and answer.records
+            # The metadata knows of a later life, from which no fetch has come yet.
+            await rig.kill(1)
+            rig.fence(1)
+            rig.cut(1)
+            rig.start(1)
+            answer = await rig.fetch(0, "t", 0, replica_state=FetchRequest.ReplicaState(1, epochs[1]))
+            assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     run(main())
 

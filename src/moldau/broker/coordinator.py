@@ -45,6 +45,9 @@ LOAD_BYTES = 1 << 20
 PROGRESS_MS = 1000
 # A load that failed, on a bad disk, is tried again after so long, and after twice as long each time.
 LOAD_RETRY_MS_MIN, LOAD_RETRY_MS_MAX, LOAD_FAILURES_COUNTED_MAX = 500, 60_000, 10
+# The log refused an append: the shard is loaded anew, first at once, then after so long, and after twice as long
+# each time until an append succeeds.
+RELOAD_MS_MIN, RELOAD_MS_MAX, REFUSED_APPENDS_COUNTED_MAX = 100, 3_000, 10
 # What the requester is told when the log below refuses, by what the log said.
 _APPEND_ERRORS = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -66,6 +69,7 @@ class _Hosted(Generic[AnyMachine]):
         "failed_loads",
         "leader_epoch",
         "partition",
+        "refused_appends",
         "shard",
         "task",
         "timer",
@@ -73,12 +77,14 @@ class _Hosted(Generic[AnyMachine]):
         "waits_for_sync",
     )
 
-    def __init__(self, shard: Shard[AnyMachine], partition: Partition, failed_loads: int) -> None:
+    def __init__(self, shard: Shard[AnyMachine], partition: Partition, failed_loads: int, refused_appends: int) -> None:
         self.shard = shard
         self.partition = partition
         # Of which leadership it is: between two of ours another broker may have written.
         self.leader_epoch = partition.leader_epoch
         self.failed_loads = failed_loads
+        # In succession.
+        self.refused_appends = refused_appends
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
         self.timer_ms = 0
@@ -224,6 +230,7 @@ class Coordinator(Generic[AnyMachine]):
                     self._node.say(f"coordinator_append_failed partition={partition} reason={refusal}")
                     self._restart(hosted, refusal)
                     return
+                hosted.refused_appends = 0
             shard.appended(partition.log.end_offset)
             self._give_answers(hosted)
 
@@ -296,7 +303,18 @@ class Coordinator(Generic[AnyMachine]):
         others = KafkaError(ErrorCode.NOT_COORDINATOR) if code is ErrorCode.UNKNOWN_SERVER_ERROR else None
         self._unload(hosted, KafkaError(code, refusal.message), others)
         if hosted.partition.leader is not None and refusal.code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
-            self._load(hosted.partition)
+            self._reload(hosted)
+
+    def _reload(self, hosted: _Hosted[AnyMachine]) -> None:
+        """At once, unless that was done before and did not help: what the shard would log is refused again."""
+        refused = min(hosted.refused_appends + 1, REFUSED_APPENDS_COUNTED_MAX)
+        again = self._host(hosted.partition, refused_appends=refused)
+        if refused == 1:
+            self._begin_load(again)
+            return
+        delay_ms = min(RELOAD_MS_MIN << (refused - 2), RELOAD_MS_MAX)
+        self._node.say(f"coordinator_reload_delayed partition={hosted.partition} ms={delay_ms}")
+        again.timer = self._node.clock.call_later(delay_ms, lambda: self._begin_load(again))
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
@@ -337,11 +355,17 @@ class Coordinator(Generic[AnyMachine]):
                 self._unload(hosted, KafkaError(ErrorCode.NOT_COORDINATOR))
         for index, partition in led.items():
             if index not in self._hosted:
-                self._load(partition)
+                self._begin_load(self._host(partition))
 
-    def _load(self, partition: Partition, failed_loads: int = 0) -> None:
+    def _host(self, partition: Partition, failed_loads: int = 0, refused_appends: int = 0) -> _Hosted[AnyMachine]:
+        """A shard that is yet to be loaded, and says so to whoever asks."""
         shard = Shard(partition.index, self._make_machine(partition), self._node.say)
-        hosted = self._hosted[partition.index] = _Hosted(shard, partition, failed_loads)
+        hosted = self._hosted[partition.index] = _Hosted(shard, partition, failed_loads, refused_appends)
+        return hosted
+
+    def _begin_load(self, hosted: _Hosted[AnyMachine]) -> None:
+        hosted.timer = None
+        partition = hosted.partition
         if partition.log.end_offset == partition.log.start_offset:
             self._activate(hosted)
         else:
@@ -388,10 +412,13 @@ class Coordinator(Generic[AnyMachine]):
     def _load_later(self, hosted: _Hosted[AnyMachine], why: str) -> None:
         delay_ms = min(LOAD_RETRY_MS_MIN << hosted.failed_loads, LOAD_RETRY_MS_MAX)
         self._node.say(f"coordinator_load_failed partition={hosted.partition} {why} retry_ms={delay_ms}")
-        # What was read so far is of no use: the next try begins with an empty machine.
-        hosted.timer = self._node.clock.call_later(
-            delay_ms, lambda: self._load(hosted.partition, min(hosted.failed_loads + 1, LOAD_FAILURES_COUNTED_MAX))
-        )
+
+        def again() -> None:
+            # What was read so far is of no use: the next try begins with an empty machine.
+            failed = min(hosted.failed_loads + 1, LOAD_FAILURES_COUNTED_MAX)
+            self._begin_load(self._host(hosted.partition, failed, hosted.refused_appends))
+
+        hosted.timer = self._node.clock.call_later(delay_ms, again)
 
     def _replay_batch(self, machine: AnyMachine, header: BatchHeader, batch: memoryview) -> None:
         replay = machine.replay

@@ -14,11 +14,13 @@ from moldau.broker.refusals import refuse_request
 from moldau.broker.single_batch import (
     FAST_PRODUCE_VERSION_MAX,
     FAST_PRODUCE_VERSION_MIN,
+    LEADER_HINTS_VERSION_MIN,
     answer_single_batch,
 )
 from moldau.kernel import KafkaError
 from moldau.protocol.headers import decode_request_header
 from moldau.protocol.message import Message
+from moldau.protocol.messages.produce import ProduceResponse
 from moldau.protocol.messages.registry import API_MESSAGES, request_class
 from moldau.protocol.wire import ProtocolError
 
@@ -91,7 +93,7 @@ class Dispatcher:
     """Routes of one listener. A controller's listener serves the keys that Kafka has there, a broker's the others."""
 
     def __init__(self, node: Node, listener: str, *, is_controller: bool) -> None:
-        self._node = node
+        self.node = node
         self.listener = listener
         self.is_controller = is_controller
         self.is_for_clients = not is_controller
@@ -109,13 +111,13 @@ class Dispatcher:
             raise FrameError(str(error)) from None
         if key == PRODUCE and FAST_PRODUCE_VERSION_MIN <= version <= FAST_PRODUCE_VERSION_MAX and self.is_for_clients:
             # One batch, nothing unusual: the way of nearly every request of a busy broker.
-            answer = answer_single_batch(self._node, frame, position, version, correlation_id)
+            answer = answer_single_batch(self, connection, frame, position, version, correlation_id)
             if answer is not None:
                 self.fast_produce_count += 1
                 return answer
         route = self._routes.get(key) or self._load(key)
         if key == OFFSET_COMMIT and PLAIN_COMMIT_VERSION_MIN <= version <= PLAIN_COMMIT_VERSION_MAX:
-            reply = answer_plain_commit(self._node, connection, frame, position, version, correlation_id, client_id)
+            reply = answer_plain_commit(self.node, connection, frame, position, version, correlation_id, client_id)
             if reply is not None:
                 route.requests_count += 1
                 self.plain_commit_count += 1
@@ -129,13 +131,13 @@ class Dispatcher:
             # Trap 1: the body is not read; the answer is version 0 and names what we can.
             request: Any = None
             version = 0
-            context = Context(self._node, connection, self, -1, client_id)
+            context = Context(self.node, connection, self, -1, client_id)
         else:
             try:
                 request = route.request.decode(frame[position:], version)
             except ProtocolError as error:
                 raise FrameError(f"{API_MESSAGES[key].name} version {version} does not parse: {error}") from None
-            context = Context(self._node, connection, self, version, client_id)
+            context = Context(self.node, connection, self, version, client_id)
         route.requests_count += 1
         # Trap 2: the header of an ApiVersions answer never became flexible.
         flexible = version >= route.flexible_from and key != API_VERSIONS
@@ -144,6 +146,17 @@ class Dispatcher:
             return encode_answer(response, version, correlation_id, flexible)
 
         return drive(connection, _handle(route, request, context), finish)
+
+    def encode_refused_batch(
+        self, connection: Connection, response: ProduceResponse, version: int, correlation_id: int
+    ) -> Sequence[Part]:
+        """What becomes of a produce request whose batch was accepted, and then not committed in time."""
+        self.node.metrics.failed_produce_requests += 1
+        if version >= LEADER_HINTS_VERSION_MIN:
+            self.node.add_leader_endpoints(response, Context(self.node, connection, self, version, None))
+        parts = encode_answer(response, version, correlation_id, flexible=True)
+        assert parts is not None
+        return parts
 
     def route(self, key: int) -> Route:
         return self._routes.get(key) or self._load(key)

@@ -26,7 +26,7 @@ from moldau.cluster import (
 from moldau.kernel import Buffer, ErrorCode, KafkaError
 from moldau.protocol.batches import HEADER_BYTES, read_header
 from moldau.protocol.markers import Marker, build_marker
-from moldau.storage import AppendResult, FlushTask, LogConfig, LogSlice, PartitionLog
+from moldau.storage import AppendResult, CutTask, FlushTask, LogConfig, LogSlice, PartitionLog
 
 if TYPE_CHECKING:
     from moldau.broker.replica_moves import ReplicaMove
@@ -39,6 +39,7 @@ INT64_MAX = 2**63 - 1
 class Partition:
     __slots__ = (
         "_acks_waiters",
+        "_cuts_wanted",
         "_end_waiters",
         "_flush_idle",
         "_flush_waiters",
@@ -66,7 +67,6 @@ class Partition:
         "syncs_each_batch",
         "topic",
         "topic_id",
-        "truncation_wanted",
         "verifications",
         "why_removed",
     )
@@ -109,8 +109,8 @@ class Partition:
         self.why_removed: KafkaError | None = None
         # Where DeleteRecords will let the log start once the checkpoint says so.
         self.start_wanted = 0
-        # Where the log will end once the checkpoint says no more than that.
-        self.truncation_wanted: int | None = None
+        # No checkpoint may speak of more than these while the log is about to be cut there.
+        self._cuts_wanted: list[int] = []
         self.move: ReplicaMove | None = None
         # How far the cleaner came, as the checkpoint says; and while it works here, when it is done.
         self.cleaned_to: int | None = None
@@ -331,33 +331,73 @@ class Partition:
 
     async def truncate_to(self, offset: int) -> None:
         """Once no checkpoint says that there is more. OSError, KafkaError: nothing, or not everything, was cut."""
-        follower, log = self.follower, self.log
-        if offset < log.recovery_point:
-            self.truncation_wanted = offset
-            try:
-                await self._replicas.checkpoints.write()
-            finally:
-                self.truncation_wanted = None
-        if self.follower is not follower or follower is None or self.is_removed:
-            return  # told another part meanwhile
-        log.truncate_to(offset)
-        follower.on_truncated(log.end_offset)
-        if self._uncommitted_ends is not None:
-            self._uncommitted_ends = [each for each in self._uncommitted_ends if each[1] < log.end_offset] or None
+        await self._cut(offset, lambda: self._begin_truncation(offset))
 
     async def restart_at(self, offset: int) -> None:
         """The leader has nothing of what we have any more: begin anew where it begins."""
+        await self._cut(0, lambda: self._begin_restart(offset))
+
+    async def _cut(self, keeps_to: int, begin: Callable[[], CutTask | None]) -> None:
         follower, log = self.follower, self.log
-        self.truncation_wanted = 0
+        self._cuts_wanted.append(keeps_to)
         try:
-            await self._replicas.checkpoints.write()
+            if keeps_to < log.recovery_point:
+                await self._replicas.checkpoints.write()
+            await self._wait_flush_idle()
+            if self.follower is not follower or follower is None or self.is_removed:
+                return  # told another part meanwhile
+            if self._flushes_held:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} is being moved to another directory")
+            task = begin()
         finally:
-            self.truncation_wanted = None
-        if self.follower is not follower or follower is None or self.is_removed:
-            return
-        log.truncate_fully_and_start_at(offset)
+            self._cuts_wanted.remove(keeps_to)
+        if task is not None:
+            await self._run_cut(task)
+
+    def _begin_truncation(self, offset: int) -> CutTask | None:
+        follower, log = self.follower, self.log
+        assert follower is not None
+        task = log.begin_truncation(offset)
+        follower.on_truncated(log.end_offset)
+        if self._uncommitted_ends is not None:
+            self._uncommitted_ends = [each for each in self._uncommitted_ends if each[1] < log.end_offset] or None
+        return task
+
+    def _begin_restart(self, offset: int) -> CutTask:
+        follower = self.follower
+        assert follower is not None
+        task = self.log.begin_restart(offset)
         self._uncommitted_ends = None
         follower.on_restarted(offset)
+        return task
+
+    def _run_cut(self, task: CutTask) -> asyncio.Future[None]:
+        """In a thread. Nothing is flushed meanwhile, and the log takes no appends; whoever stops waits for it."""
+        self.is_flushing = True
+        done: asyncio.Future[None] = self._replicas.loop.create_future()
+        future = self._replicas.run_in_thread(task.run)
+        future.add_done_callback(lambda finished: self._on_cut(task, finished, done))
+        return done
+
+    def _on_cut(self, task: CutTask, finished: asyncio.Future[None], done: asyncio.Future[None]) -> None:
+        self._note_flush_idle()
+        try:
+            finished.result()
+            if not self.is_removed:
+                self.log.complete_cut(task)
+        except (OSError, KafkaError) as error:
+            if not done.done():
+                done.set_exception(error)
+            return
+        if not done.done():
+            done.set_result(None)
+        if self._flush_waiters:
+            self.flush_soon()
+
+    @property
+    def truncation_wanted(self) -> int | None:
+        """Where the log will end once the checkpoint says no more than that."""
+        return min(self._cuts_wanted, default=None)
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -542,10 +582,7 @@ class Partition:
         future.add_done_callback(lambda finished: self._on_flushed(task, finished))
 
     def _on_flushed(self, task: FlushTask, finished: asyncio.Future[None]) -> None:
-        self.is_flushing = False
-        if self._flush_idle is not None:
-            self._flush_idle.set_result(None)
-            self._flush_idle = None
+        self._note_flush_idle()
         if self.is_removed:
             # Its files were renamed under the flush; whoever waited has been told.
             return
@@ -591,9 +628,20 @@ class Partition:
     async def hold_flushes(self) -> None:
         """Until `release_flushes` nothing more becomes durable; returns once no flush is under way."""
         self._flushes_held = True
-        if self.is_flushing:
-            self._flush_idle = self._replicas.loop.create_future()
-            await self._flush_idle
+        await self._wait_flush_idle()
+
+    async def _wait_flush_idle(self) -> None:
+        while self.is_flushing:
+            if self._flush_idle is None:
+                self._flush_idle = self._replicas.loop.create_future()
+            # Others may wait for the same: who is cancelled takes nothing from them.
+            await asyncio.wait([self._flush_idle])
+
+    def _note_flush_idle(self) -> None:
+        self.is_flushing = False
+        if self._flush_idle is not None:
+            self._flush_idle.set_result(None)
+            self._flush_idle = None
 
     def release_flushes(self) -> None:
         self._flushes_held = False

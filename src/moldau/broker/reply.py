@@ -32,6 +32,10 @@ class Reply:
     def is_done(self) -> bool:
         return self._is_done
 
+    @property
+    def error(self) -> KafkaError | None:
+        return self._error
+
     def add_done_callback(self, resume: Callable[[Reply], None]) -> None:
         self._resume = resume
 

@@ -1,6 +1,7 @@
 """One partition's log on disk, in Kafka's own formats. Knows bytes and files; not clients, leaders or the cluster."""
 
 from moldau.storage.config import LogConfig
+from moldau.storage.cutting import CutTask
 from moldau.storage.faults import DamagedLogError, is_full, is_passing
 from moldau.storage.flush import FlushTask
 from moldau.storage.leader_epochs import LeaderEpochs
@@ -25,6 +26,7 @@ __all__ = [
     "REPAIR_LOG",
     "AbortedTransaction",
     "AppendResult",
+    "CutTask",
     "DamagedLogError",
     "FlushTask",
     "LeaderEpochs",

@@ -310,16 +310,16 @@ class Segment:
 
     # -- cutting -------------------------------------------------------------------------------------------------------
 
-    def truncate_to(self, offset: int) -> tuple[int, int]:
-        """Cut the batch that holds `offset` and all after it. The offset at which the segment now ends; bytes cut."""
-        size, end_offset = self.size, offset
+    def place_of_cut(self, offset: int) -> tuple[int, int]:
+        """(size, end offset) without the batch that holds `offset` and all after it."""
         for step in self.walk_from_offset(offset):
-            size, end_offset = step.position, min(offset, step.base_offset)
-            break
-        cut = self.size - size
-        if cut == 0:
-            return end_offset, 0
-        self.open().truncate(size)
+            return step.position, min(offset, step.base_offset)
+        return self.size, offset
+
+    def forget_above(self, size: int, end_offset: int) -> None:
+        """What lies from `size` on is no part of the segment any more; the file itself is yet to be cut."""
+        if size == self.size:
+            return
         self.size = size
         assert self.offsets is not None and self.times is not None
         self.offsets.truncate(size)
@@ -327,4 +327,3 @@ class Segment:
         self.indexes_dirty = True
         self._resume()
         self.transactions_dirty |= self.load_transactions().truncate(end_offset)
-        return end_offset, cut

@@ -1,8 +1,7 @@
 """A log as it lies on disk: its files, what of them is durable, when it begins a new segment, and how it is cut.
 
 `PartitionLog` adds what may be appended and how it is read. Nothing here opens a batch. It waits for nothing: syncing
-is handed out as a `FlushTask`. The one exception is truncation, which is durable when it returns; it happens only when
-a replica has to give up a tail.
+is handed out as a `FlushTask`, cutting as a `CutTask`. Who serves nobody meanwhile may have the log cut on the spot.
 
 What the caller owes, both being checkpoints of the log directory: persist a new `start_offset` before calling
 `delete_records_before` with it, and before a truncation a recovery point that is not above what it leaves: a log that
@@ -19,6 +18,7 @@ from moldau.kernel import Disk, ErrorCode, KafkaError
 from moldau.storage.checkpoints import epochs_text, partition_metadata_text
 from moldau.storage.cleaning.swap import settle
 from moldau.storage.config import LogConfig
+from moldau.storage.cutting import CutTask
 from moldau.storage.faults import is_full, is_passing
 from moldau.storage.flush import FlushTask, Unsynced
 from moldau.storage.leader_epochs import LeaderEpochs
@@ -28,12 +28,11 @@ from moldau.storage.loading import (
     SWAP_SUFFIX,
     LoadedLog,
     Say,
-    remove_segment,
     replay_producers,
 )
 from moldau.storage.producer_state import ProducerStates
 from moldau.storage.rolling import RollLimits, should_roll
-from moldau.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, SEGMENT_SUFFIXES, Segment, write_whole
+from moldau.storage.segment import INDEX_SUFFIXES, SEGMENT_SUFFIXES, Segment, write_whole
 from moldau.storage.segments import Segments
 
 PARTITION_METADATA_FILE = "partition.metadata"
@@ -53,6 +52,7 @@ class StoredLog:
         "_deletions_due",
         "_failure",
         "_held",
+        "_is_cut",
         "_limits",
         "_marked_deleted",
         "_say",
@@ -92,6 +92,8 @@ class StoredLog:
         self._deletions_due: list[tuple[int, list[str]]] = []
         self._failure: str | None = None
         self._held: Callable[[], str | None] | None = None
+        # Its files still have what the log has given up: nothing may be written to them.
+        self._is_cut = False
         # Told, in the middle of what the log does, that it is out of service, or that a batch found no room.
         self.on_failed: Callable[[str], None] | None = None
         self.on_full: Callable[[], None] | None = None
@@ -202,81 +204,95 @@ class StoredLog:
 
     def truncate_to(self, offset: int) -> None:
         """Give up everything from `offset` on; durable when it returns. A batch that holds `offset` goes whole."""
+        self._cut_now(self.begin_truncation(offset))
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Give up everything and go on, empty, at `offset`; durable when it returns."""
+        self._cut_now(self.begin_restart(offset))
+
+    def _cut_now(self, task: CutTask | None) -> None:
+        if task is not None:
+            task.run()
+            self.complete_cut(task)
+
+    def begin_truncation(self, offset: int) -> CutTask | None:
+        """The log ends at `offset` from now on; appends are refused until the task has run and is completed.
+
+        None when there is nothing to cut. No flush begins before the task is completed.
+        """
         if offset >= self.end_offset:
             # An epoch in which nothing was written yet goes all the same: it was a leader's who wrote nothing.
             self.epochs.truncate_from_end(self.end_offset)
-            return
-        if offset < self._segments.bases[0]:
-            self.truncate_fully_and_start_at(offset)
-            return
-        self._check_in_service()
+            return None
         segments, unsynced = self._segments, self._unsynced
+        if offset < segments.bases[0]:
+            return self.begin_restart(offset)
+        self._check_in_service()
         removed = segments.above(offset)
-        bytes_cut = sum(segment.size for segment in removed)
+        segment = segments.all[-1 - len(removed)]
         try:
-            self._remove_for_good(removed)
+            size, end_offset = segment.place_of_cut(offset)
+            if end_offset < self.start_offset:
+                # The cut batch reaches below the log's start, which never goes back.
+                return self.begin_restart(self.start_offset)
+            bytes_cut = sum(each.size for each in removed) + segment.size - size
             segments.cut_above(offset)
-            unsynced.forget_segments([*removed, segments.active])
-            segments.load_transactions(segments.active)
-            end_offset, bytes_of_active = segments.active.truncate_to(offset)
-            segments.active.open().sync()
+            unsynced.forget_segments([*removed, segment])
+            segments.load_transactions(segment)
+            segment.forget_above(size, end_offset)
             self._settle_truncation(end_offset)
+            task = CutTask(self.disk, self.directory, end_offset, bytes_cut, removed[::-1], segment.open(), size)
         except OSError as error:
-            self._fail(f"truncation failed: {error}")
-            raise self._storage_error("the log could not be truncated", error) from error
-        bytes_cut += bytes_of_active
-        if end_offset < self.start_offset:
-            # The cut batch reached below the log's start, which never goes back.
-            self.truncate_fully_and_start_at(self.start_offset)
-            return
-        self._say(f"log_truncated {self._name} offset={end_offset} bytes_cut={bytes_cut} reason=asked")
-
-    def _remove_for_good(self, segments: list[Segment]) -> None:
-        """From the last to the first, each durably: a power cut leaves a shorter log, never one with a hole."""
-        for segment in reversed(segments):
-            remove_segment(self.disk, segment)
-            self.disk.sync_directory(self.directory)
+            raise self._cut_failed(error) from error
+        self._begin_cut()
+        return task
 
     def _settle_truncation(self, end_offset: int) -> None:
         self.end_offset = end_offset
         self.recovery_point = min(self.recovery_point, end_offset)
-        self._unsynced.generation += 1
         self._unsynced.messages = end_offset - self.recovery_point
-        self._limits.disarm()
         self.epochs.truncate_from_end(end_offset)
         self._snapshots.drop_above(end_offset)
         self.producers, replay_from, _ = self._snapshots.load_newest()
         replay_producers(self._segments.all, self.producers, replay_from, end_offset)
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Give up everything and go on, empty, at `offset`; durable when it returns."""
+    def begin_restart(self, offset: int) -> CutTask:
+        """The log is empty and goes on at `offset`; the rest as for `begin_truncation`."""
         self._check_in_service()
         bytes_cut = self.size_bytes
         first, *others = self._segments.all
         segment = Segment(self.disk, self.directory, offset, 0, self.config.index_interval_bytes, 0)
         try:
-            self._remove_for_good(others)
             # The last file is emptied and renamed, so that the directory names an offset at every moment.
-            file = first.open()
-            file.truncate(0)
-            file.sync()
-            if first.stem != segment.stem:
-                self.disk.rename(first.stem + LOG_SUFFIX, segment.stem + LOG_SUFFIX)
-            remove_segment(self.disk, first, INDEX_SUFFIXES)
+            segment.file = file = first.open()
             self._snapshots.drop_above(-1)
-            self.disk.sync_directory(self.directory)
         except OSError as error:
-            self._fail(f"truncation failed: {error}")
-            raise self._storage_error("the log could not be truncated", error) from error
+            raise self._cut_failed(error) from error
+        task = CutTask(self.disk, self.directory, offset, bytes_cut, others[::-1], file, 0, first, segment)
         self._segments.restart(segment)
         self._unsynced.segments.clear()
-        self._unsynced.generation += 1
         self._unsynced.messages = 0
-        self._limits.disarm()
         self.start_offset = self.end_offset = self.recovery_point = offset
         self.epochs.clear()
         self.producers.clear()
-        self._say(f"log_truncated {self._name} offset={offset} bytes_cut={bytes_cut} reason=asked")
+        self._begin_cut()
+        return task
+
+    def _begin_cut(self) -> None:
+        self._unsynced.generation += 1
+        self._is_cut = True
+        self._limits.disarm()
+
+    def complete_cut(self, task: CutTask) -> None:
+        """The task has run. KAFKA_STORAGE_ERROR when it failed: then nothing more is appended."""
+        self._is_cut = False
+        if task.error is not None:
+            raise self._cut_failed(task.error) from task.error
+        self._say(f"log_truncated {self._name} offset={task.end_offset} bytes_cut={task.bytes_cut} reason=asked")
+
+    def _cut_failed(self, error: OSError) -> KafkaError:
+        self._fail(f"truncation failed: {error}")
+        return self._storage_error("the log could not be truncated", error)
 
     def delete_records_before(self, offset: int) -> None:
         """Let the log start at `offset`. Segments that lie below it are marked deleted: see `take_deletions`."""
@@ -361,7 +377,7 @@ class StoredLog:
     def flush_task(self) -> FlushTask | None:
         """What has to be synced now; None when nothing is, or a task is under way. OSError: a file does not open."""
         unsynced = self._unsynced
-        if unsynced.under_way or self._failure is not None or self.end_offset == 0:
+        if unsynced.under_way or self._is_cut or self._failure is not None or self.end_offset == 0:
             return None
         if self.recovery_point >= self.end_offset and not unsynced.segments and not unsynced.paths:
             return None
@@ -402,6 +418,7 @@ class StoredLog:
     def close(self, clean: bool, now_ms: int) -> None:
         """With `clean`, everything is on disk and the next open need not look at it. The log is not used afterwards."""
         assert not (clean and self._unsynced.under_way), "a flush is under way: complete it first"
+        assert not (clean and self._is_cut), "the log is being cut: complete that first"
         # Whoever closes the log is told by the exception, and may be in any thread.
         self.on_failed = self.on_full = None
         try:
@@ -433,6 +450,7 @@ class StoredLog:
     def rehome(self, directory: str) -> None:
         """Go on in another directory, which holds a copy of the files: durable as far as `_unsynced` says of these."""
         assert not self._unsynced.under_way, "a flush is under way: complete it first"
+        assert not self._is_cut, "the log is being cut: complete that first"
         old, self.directory = self.directory, directory
         self._segments.rehome(directory)
         self._snapshots.rehome(directory)
@@ -450,6 +468,8 @@ class StoredLog:
     def _check_in_service(self) -> None:
         if self._failure is not None:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, self._failure)
+        if self._is_cut:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: the log is being cut")
 
     def hold(self, reason: Callable[[], str | None]) -> None:
         """Refuse appends until `release`; each asks for the reason anew, and succeeds when there is none any more."""

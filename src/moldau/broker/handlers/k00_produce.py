@@ -35,7 +35,7 @@ from moldau.storage import AppendResult, PartitionLog, RecordRefusal
 
 ZSTD_VERSION_MIN = 7
 ABORTABLE_VERSION_MIN, ADDS_PARTITIONS_VERSION_MIN = 11, 12
-TOPIC_IDS_VERSION_MIN = 13
+LEADER_HINTS_VERSION_MIN, TOPIC_IDS_VERSION_MIN = 10, 13
 _LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _START_UNKNOWN = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -188,8 +188,12 @@ class _Appending:
         response = ProduceResponse(topics)
         if self._failed:
             node.metrics.failed_produce_requests += 1
-            if version >= 10:
+            if version >= LEADER_HINTS_VERSION_MIN:
                 node.add_leader_endpoints(response, self._context)
+            else:
+                for topic in topics:
+                    for each in topic.partition_responses:
+                        each.current_leader = None
         return response
 
     def _give_up(self) -> None:

@@ -8,7 +8,9 @@ its last batch; where the logs part, the leader says so and the log is cut (KIP-
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moldau.broker.partition import Partition
 from moldau.broker.peers import Peer
@@ -73,6 +75,8 @@ class ReplicaFetcher:
         self._in_session: set[Key] = set()
         self._news: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        # Partitions whose logs are being cut.
+        self._cuts: set[asyncio.Task[None]] = set()
         self._session_id = 0
         self._session_epoch = 0
 
@@ -121,9 +125,11 @@ class ReplicaFetcher:
 
     async def stop(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        stopped = [*self._cuts] if task is None else [task, *self._cuts]
+        for each in stopped:
+            each.cancel()
+        if stopped:
+            await asyncio.wait(stopped)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -266,20 +272,23 @@ class ReplicaFetcher:
         key = partition.topic_id, partition.index
         if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             await self._find_range(peer, fetched)
-        elif answer.error_code:
+            return
+        if answer.error_code:
             raise KafkaError(ErrorCode(answer.error_code), "the leader refused")
-        elif answer.diverging_epoch is not None and answer.diverging_epoch.end_offset >= 0:
-            await partition.truncate(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
-        else:
-            records = answer.records or b""
-            begin = partition.begins_before_us(records)
-            if begin is not None:
-                await partition.restart_at(begin)
-                if partition.follower is None:
-                    return
-            partition.append_fetched(records, answer.high_watermark, answer.log_start_offset)
-            if len(records):
-                self._sync_if_due(fetched)
+        if answer.diverging_epoch is not None and answer.diverging_epoch.end_offset >= 0:
+            diverging = answer.diverging_epoch
+            self._cut_aside(fetched, partial(partition.truncate, diverging.epoch, diverging.end_offset))
+            return
+        records = answer.records or b""
+        begin = partition.begins_before_us(records)
+        if begin is not None:
+            # The leader gives it only with what it was asked for: it is not there for the next fetch.
+            answer.records = bytes(records)
+            self._cut_aside(fetched, partial(self._begin_at, partition, begin, answer))
+            return
+        partition.append_fetched(records, answer.high_watermark, answer.log_start_offset)
+        if len(records):
+            self._sync_if_due(fetched)
         fetched.failures = 0
         if fetched.sent != _position(partition):
             self._tell(key)
@@ -303,6 +312,34 @@ class ReplicaFetcher:
                 self._tell((partition.topic_id, partition.index))
 
         partition.when_flushed(partition.log.end_offset).add_done_callback(on_synced)
+
+    def _cut_aside(self, fetched: _Fetched, cut: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """The disk has its time; the leader's other partitions are fetched meanwhile."""
+        fetched.is_held = True
+        self._tell((fetched.partition.topic_id, fetched.partition.index))
+        task = self._node.loop.create_task(self._cut(fetched, cut))
+        self._cuts.add(task)
+        task.add_done_callback(self._cuts.discard)
+
+    async def _cut(self, fetched: _Fetched, cut: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await cut()
+        except (KafkaError, CorruptBatchError, OSError) as error:
+            self._hold(fetched, error)
+            return
+        fetched.is_held = False
+        fetched.failures = 0
+        self._sync_if_due(fetched)
+        self._tell((fetched.partition.topic_id, fetched.partition.index))
+
+    async def _begin_at(self, partition: Partition, offset: int, answer: FetchResponse.PartitionData) -> None:
+        follower = partition.follower
+        await partition.restart_at(offset)
+        if follower is None or partition.follower is not follower or partition.is_removed:
+            return  # told another part meanwhile
+        partition.append_fetched(answer.records or b"", answer.high_watermark, answer.log_start_offset)
+        if partition.start_wanted > partition.log.start_offset:
+            await self._move_starts()
 
     def _hold(self, fetched: _Fetched, error: Exception) -> None:
         """Leave a partition out for a while."""
@@ -333,11 +370,11 @@ class ReplicaFetcher:
         partition = fetched.partition
         latest = await self._ask_offset(peer, partition, LATEST)
         if latest < partition.log.end_offset:
-            await partition.truncate_to(latest)
+            self._cut_aside(fetched, partial(partition.truncate_to, latest))
             return
         earliest = await self._ask_offset(peer, partition, EARLIEST)
         if earliest > partition.log.end_offset:
-            await partition.restart_at(earliest)
+            self._cut_aside(fetched, partial(partition.restart_at, earliest))
             return
         raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"the leader has [{earliest}, {latest}]")
 
