@@ -342,11 +342,18 @@ def test_what_the_leader_gave_up_its_followers_give_up(tmp_path: Path) -> None:
                 await rig.produce(0, "t", b"a", b"b", b"c")
             await until(lambda: rig.are_equal("t"))
             partition = DeleteRecordsRequest.DeleteRecordsPartition(0, 7)
-            request = DeleteRecordsRequest(topics=[DeleteRecordsRequest.DeleteRecordsTopic("t", [partition])])
+            request = DeleteRecordsRequest([DeleteRecordsRequest.DeleteRecordsTopic("t", [partition])], 10_000)
             response = await (await rig.connection(0)).request(request)
             assert response.topics[0].partitions[0].low_watermark == 7
-            for node_id in (1, 2):
-                await until(lambda node_id=node_id: rig.partition(node_id, "t").log.start_offset == 7)
+            assert [rig.partition(node_id, "t").log.start_offset for node_id in (1, 2)] == [7, 7], "answered after that"
+            rig.cut(2)
+            partition.offset, request.timeout_ms = 8, 100
+            response = await (await rig.connection(0)).request(request)
+            assert response.topics[0].partitions[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+            rig.fence(2)
+            partition.offset, request.timeout_ms = 9, 10_000
+            response = await (await rig.connection(0)).request(request)
+            assert response.topics[0].partitions[0].low_watermark == 9, "who is not alive is not waited for"
 
     run(main())
 

@@ -46,6 +46,7 @@ class Partition:
         "_flushes_held",
         "_high_watermark",
         "_replicas",
+        "_start_waiters",
         "_uncommitted_ends",
         "_waiters",
         "cleaned_to",
@@ -99,6 +100,8 @@ class Partition:
         self._end_waiters: list[Callable[[], None]] | None = None
         # (end offset, reply) of acks=all appends, in the order of the offsets.
         self._acks_waiters: list[tuple[int, Reply]] = []
+        # (offset, reply) of those who wait until every replica begins there.
+        self._start_waiters: list[tuple[int, Reply]] = []
         # (first offset of a transaction, offset of its marker) whose marker is above the high watermark.
         self._uncommitted_ends: list[tuple[int, int]] | None = None
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] | None = None
@@ -196,6 +199,7 @@ class Partition:
         for _, reply in waiters:
             if not reply.is_done:
                 reply.give(why)
+        self._answer_start_waiters()
         self._wake_followers()
         self.wake()
 
@@ -254,6 +258,8 @@ class Partition:
         if proposal is not None:
             replicas.propose(self, proposal)
         self._advance(leader)
+        if self._start_waiters:
+            self._answer_start_waiters()
 
     def drop_laggards(self) -> None:
         """The time or the cluster's brokers changed: who is in sync no longer, who is not waited for any more."""
@@ -269,6 +275,8 @@ class Partition:
         if proposal is not None:
             replicas.propose(self, proposal)
         self._advance(leader)
+        if self._start_waiters:
+            self._answer_start_waiters()
 
     def on_proposal_accepted(
         self, proposal: InSyncProposal, leader_epoch: int, partition_epoch: int, isr: tuple[int, ...]
@@ -497,6 +505,31 @@ class Partition:
         counters = self.counters
         counters.bytes_in += len(batch)
         counters.messages_in += count
+
+    @property
+    def low_watermark(self) -> int:
+        """Below this no replica has anything, as far as those that are alive have told us."""
+        leader, replicas = self.require_leader(), self._replicas
+        starts = [each.start_offset for replica, each in leader.followers.items() if replicas.is_alive(replica)]
+        return min([self.log.start_offset, *starts])
+
+    def when_start_is(self, offset: int) -> Reply:
+        """Done when the low watermark is there; KafkaError when this leader will never know."""
+        reply = Reply()
+        self._start_waiters.append((offset, reply))
+        self._answer_start_waiters()
+        return reply
+
+    def _answer_start_waiters(self) -> None:
+        waiters, self._start_waiters = [each for each in self._start_waiters if not each[1].is_done], []
+        for offset, reply in waiters:
+            try:
+                if self.low_watermark < offset:
+                    self._start_waiters.append((offset, reply))
+                else:
+                    reply.give(None)
+            except KafkaError as refusal:
+                reply.give(refusal)
 
     def delete_records_before(self, offset: int) -> None:
         """Once the checkpoint says so."""

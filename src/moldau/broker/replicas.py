@@ -408,6 +408,10 @@ class Replicas:
             and registration.epoch == broker_epoch
         )
 
+    def is_alive(self, replica: int) -> bool:
+        registration = self._image.brokers.get(replica)
+        return registration is not None and not registration.fenced
+
     def _stop_fetching(self, partition: Partition) -> None:
         if self.replication is not None:
             self.replication.forget(partition)

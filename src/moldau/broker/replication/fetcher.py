@@ -403,6 +403,8 @@ class ReplicaFetcher:
         for partition in wanting:
             if not partition.is_removed and partition.follower is not None:
                 partition.delete_records_before(min(partition.start_wanted, partition.log.end_offset))
+                # The leader waits to hear of it.
+                self._tell((partition.topic_id, partition.index))
 
 
 def _position(partition: Partition) -> _Position | None:
