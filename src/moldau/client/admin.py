@@ -19,6 +19,8 @@ from moldau.client.metadata import Node, PartitionInfo, TopicInfo
 from moldau.kernel import METADATA_TOPIC, ErrorCode, KafkaError, TopicPartition, uuid_text
 
 ADMIN_TIMEOUT_MS = 30_000
+# New topics are usable at once, or somebody is down; who made them need not wait for that.
+USABLE_SECONDS_MAX = 5.0
 
 # Timestamps with a meaning in ListOffsets.
 LATEST = -1
@@ -241,10 +243,7 @@ async def create_topics(
     for topic in response.topics:
         _check(topic.error_code, topic.error_message, f"topic {topic.name!r}")
     if not validate_only:
-        # Apache Kafka answers when its controller has decided, which its brokers may not have heard of yet. Whether
-        # they may be asked, or take too long, changes nothing about what is decided.
-        with suppress(KafkaError):
-            await describe_topics(client, [topic.name for topic in response.topics])
+        await _wait_usable(client, [topic.name for topic in response.topics])
     return [
         CreatedTopic(
             topic.name,
@@ -255,6 +254,17 @@ async def create_topics(
         )
         for topic in response.topics
     ]
+
+
+async def _wait_usable(client: ClusterClient, names: Sequence[str]) -> None:
+    """Apache Kafka answers when its controller has decided. Its brokers may not have heard of it yet, and whoever
+    produces before the logs are open has batches overtake one another. Whether they may be asked, or take too long,
+    changes nothing about what is decided."""
+    with suppress(KafkaError, TimeoutError):
+        async with asyncio.timeout(USABLE_SECONDS_MAX):
+            topics = await describe_topics(client, names)
+            everything = [TopicPartition(topic.name, each.partition) for topic in topics for each in topic.partitions]
+            await list_offsets(client, dict.fromkeys(everything, LATEST))
 
 
 async def delete_topics(
