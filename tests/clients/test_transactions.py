@@ -108,7 +108,8 @@ def test_records_are_consumed_transformed_and_produced_exactly_once(
     assert committed_offset(served_by, group, topic) == 2
     client.leave()
     if request.node.callspec.id == "apache-kafka-kafka-python":
-        return  # it joins again and now and then gets nothing from Apache Kafka; what is promised here is Moldau's
+        # Twice in two whole runs it got nothing when it had joined again; unexplained. On Moldau it goes to the end.
+        pytest.skip("kafka-python, joining again, may get nothing from Apache Kafka")
     assert transform(3) == ["in 2", "in 3", "in 4"]
     client.commit("p")
     client.leave()
