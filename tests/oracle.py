@@ -52,6 +52,8 @@ NEVER_MS = "86400000"
 CLUSTER_ID = "b3JhY2xlLW9mLW1vbGRhdQ"
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
+# Its own controller registers with it, which is an error in its log when that comes in before it leads (it asks again).
+SAYS_ANYWAY = "CONTROLLER_REGISTRATION"
 
 
 def missing() -> str | None:
@@ -155,6 +157,12 @@ class ApacheKafka:
         """What the node printed: warnings and errors."""
         path = self.directory / "kafka.out"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def complaints(self) -> list[str]:
+        """The errors that it printed, without those that it prints on directories of its own, too."""
+        errors = [line for line in self.output.splitlines() if " ERROR " in line]
+        return [line for line in errors if SAYS_ANYWAY not in line]
 
     def start(self) -> None:
         """Format the directory if nobody did, start the node and wait until clients can use it."""
