@@ -14,6 +14,7 @@ from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 from moldau.protocol.messages.create_topics import CreateTopicsRequest
 from moldau.protocol.messages.describe_quorum import DescribeQuorumRequest
+from moldau.protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
 from moldau.protocol.messages.vote import VoteRequest
 from tests.broker.cluster_kit import Cluster, wait_for
@@ -93,6 +94,22 @@ def test_an_old_incarnation_changes_nothing(cluster: Cluster) -> None:
     topics = [AlterPartitionRequest.TopicData(node.controller.latest.topics["kept"].id)]
     stale = AlterPartitionRequest(leader, node.controller.latest.brokers[leader].epoch - 1, topics)
     assert cluster.ask(node.node_id, stale, controller=True).error_code == ErrorCode.STALE_BROKER_EPOCH
+
+
+def test_a_brokers_own_keys_are_set_by_asking_it_and_only_it(cluster: Cluster) -> None:
+    kinds = IncrementalAlterConfigsRequest
+
+    def threads(broker: str, count: int) -> IncrementalAlterConfigsRequest.AlterConfigsResource:
+        return kinds.AlterConfigsResource(4, broker, [kinds.AlterableConfig("num.io.threads", 0, str(count))])
+
+    for node_id in cluster.nodes:
+        others = str(node_id % len(cluster.nodes) + 1)
+        asked = [threads(others, 9), threads(str(node_id), 10 + node_id), threads("", 7)]
+        answers = cluster.ask(node_id, kinds(resources=asked)).responses
+        codes = [(each.resource_name, each.error_code) for each in answers]
+        assert codes == [(others, ErrorCode.INVALID_REQUEST), (str(node_id), 0), ("", 0)]
+        assert answers[0].error_message == f"Unexpected broker id, expected {node_id}, but received {others}"
+        wait_for(lambda node_id=node_id: cluster.node(node_id).settings.integer("num.io.threads") == 10 + node_id)
 
 
 def test_a_leader_changes_who_is_in_sync_wherever_the_controller_is(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from moldau.broker.api_table import REFUSED, SERVED, Served
+from moldau.broker.config_forwarding import forward_configs
 from moldau.broker.connection import Connection, FrameError, Part, drive
 from moldau.broker.plain_commit import PLAIN_COMMIT_VERSION_MAX, PLAIN_COMMIT_VERSION_MIN, answer_plain_commit
 from moldau.broker.refusals import refuse_request
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from moldau.broker.node import Node
 
 PRODUCE, OFFSET_COMMIT, API_VERSIONS = 0, 8, 18
+ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS = 33, 44
 OWN_SOFTWARE = "moldau"
 _PREFIX_AND_CORRELATION = struct.Struct(">ii")
 
@@ -187,6 +189,8 @@ async def _handle(route: Route, request: Any, context: Context) -> Any:
     node = context.node
     try:
         if route.key in FORWARDED and context.dispatcher.is_for_clients and not node.controller.is_active:
+            if route.key in (ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS):
+                return await forward_configs(node, request, context.version)
             return await node.channel.forward(request, context.version)
         return await route.handle(request, context)
     except KafkaError as refusal:

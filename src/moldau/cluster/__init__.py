@@ -20,7 +20,12 @@ from moldau.cluster.brokers import (
     register_broker,
     register_controller,
 )
-from moldau.cluster.configs import decide_alter_configs, decide_incremental_alter_configs, validate_topic_configs
+from moldau.cluster.configs import (
+    decide_alter_configs,
+    decide_incremental_alter_configs,
+    for_other_brokers,
+    validate_topic_configs,
+)
 from moldau.cluster.decision import BYTES_PER_DECISION_MAX, RECORDS_PER_DECISION_MAX, Decision
 from moldau.cluster.delta import MetadataDelta
 from moldau.cluster.features import (
@@ -142,6 +147,7 @@ __all__ = [
     "decode_control_record",
     "divergence",
     "fence",
+    "for_other_brokers",
     "image_records",
     "is_active",
     "lead_again",

@@ -99,9 +99,12 @@ BrokerValue = Callable[[str], int]
 
 
 def decide_incremental_alter_configs(
-    image: MetadataImage, request: IncrementalAlterConfigsRequest, node_id: int, broker_value: BrokerValue
+    image: MetadataImage, request: IncrementalAlterConfigsRequest, node_id: int | None, broker_value: BrokerValue
 ) -> Decision[IncrementalAlterConfigsResponse]:
-    """Set, delete, append to and subtract from single keys; each resource on its own."""
+    """Set, delete, append to and subtract from single keys; each resource on its own.
+
+    `node_id` is the broker that was asked, the only one whose own keys it may set. None: a controller was asked.
+    """
 
     def changes(resource: Any) -> Changes:
         _check_names(resource, may_be_null=lambda config: config.config_operation == DELETE)
@@ -115,7 +118,7 @@ def decide_incremental_alter_configs(
 
 
 def decide_alter_configs(
-    image: MetadataImage, request: AlterConfigsRequest, node_id: int, broker_value: BrokerValue
+    image: MetadataImage, request: AlterConfigsRequest, node_id: int | None, broker_value: BrokerValue
 ) -> Decision[AlterConfigsResponse]:
     """The legacy form: what is not named goes back to its default."""
 
@@ -140,7 +143,7 @@ def _alter(
     image: MetadataImage,
     resources: Sequence[Any],
     changes_of: Callable[[Any], Changes],
-    node_id: int,
+    node_id: int | None,
     broker_value: BrokerValue,
 ) -> tuple[list[Answer], list[ConfigRecord]]:
     answers: list[Answer] = []
@@ -184,7 +187,7 @@ def _check_names(resource: Any, may_be_null: Callable[[Any], bool]) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
 
 
-def _check_resource(image: MetadataImage, kind: int, name: str, node_id: int) -> None:
+def _check_resource(image: MetadataImage, kind: int, name: str, node_id: int | None) -> None:
     if kind == ConfigKind.TOPIC:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
@@ -205,12 +208,24 @@ def _check_resource(image: MetadataImage, kind: int, name: str, node_id: int) ->
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
 
 
-def _check_broker(kind: int, name: str, node_id: int) -> None:
+def for_other_brokers(resources: Sequence[Any], node_id: int) -> list[Answer]:
+    """The refusals of a broker that was asked for what only another one may be asked."""
+    refused: list[Answer] = []
+    for each in resources:
+        if each.resource_type in (ConfigKind.BROKER, ConfigKind.BROKER_LOGGER):
+            try:
+                _check_broker(each.resource_type, each.resource_name, node_id)
+            except KafkaError as refusal:
+                refused.append((refusal.code, refusal.message, each.resource_type, each.resource_name))
+    return refused
+
+
+def _check_broker(kind: int, name: str, node_id: int | None) -> None:
     if not name and kind == ConfigKind.BROKER:
         return
     if not name.removeprefix("-").isdecimal() or len(name) > NODE_ID_CHARACTERS_MAX:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
-    if int(name) != node_id:
+    if node_id is not None and int(name) != node_id:
         text = (
             f"Unexpected broker id, expected {node_id}, but received {name}"
             if kind == ConfigKind.BROKER

@@ -12,6 +12,7 @@ from moldau.protocol.messages.alter_configs import AlterConfigsRequest, AlterCon
 
 async def handle(request: AlterConfigsRequest, context: Context) -> AlterConfigsResponse:
     node = context.node
+    asked_broker = node.node_id if context.dispatcher.is_for_clients else None
     return await node.controller.change(
-        lambda image: decide_alter_configs(image, request, node.node_id, node.settings.integer)
+        lambda image: decide_alter_configs(image, request, asked_broker, node.settings.integer)
     )

@@ -15,6 +15,7 @@ from moldau.protocol.messages.incremental_alter_configs import (
 
 async def handle(request: IncrementalAlterConfigsRequest, context: Context) -> IncrementalAlterConfigsResponse:
     node = context.node
+    asked_broker = node.node_id if context.dispatcher.is_for_clients else None
     return await node.controller.change(
-        lambda image: decide_incremental_alter_configs(image, request, node.node_id, node.settings.integer)
+        lambda image: decide_incremental_alter_configs(image, request, asked_broker, node.settings.integer)
     )
