@@ -203,7 +203,7 @@ def test_moldau_serves_what_apache_kafka_wrote(
         check_everything(moldau.bootstrap, written)
         warnings = [line for line in moldau.log if line.startswith("feature_levels_kept_not_served")]
         assert len(warnings) == 1
-        assert "eligible.leader.replicas.version=1" in warnings[0]
+        assert "share.version=1" in warnings[0]
         moldau.stop()
         moldau.start()  # on a log that both have written
         wire: Any = Wire(moldau.bootstrap)

@@ -34,12 +34,12 @@ def _update(image: MetadataImage, *updates: tuple[str, int, int], version: int =
         ],
         validate_only=validate_only,
     )
-    return decide_update_features(image, request, version, 1)
+    return decide_update_features(image, request, version, 1, 2)
 
 
 def test_levels_above_ours_are_kept_and_not_advertised() -> None:
-    image = _at(METADATA_VERSION_MAX, transaction_version=3, group_version=1, eligible_leader_replicas_version=1)
-    assert set(levels_kept_only(image)) == {"transaction.version", "eligible.leader.replicas.version"}
+    image = _at(METADATA_VERSION_MAX, transaction_version=3, group_version=1, share_version=1)
+    assert set(levels_kept_only(image)) == {"transaction.version", "share.version"}
     levels = {METADATA_VERSION: METADATA_VERSION_MAX, "kraft.version": 1, "group.version": 1}
     assert advertised_levels(image, kraft_version=1) == levels
 

@@ -22,8 +22,7 @@ USABLE_AT_ONCE = Deliberate(
 )
 FEATURES = Deliberate(
     ("supported_features", "finalized_features", "finalized_features_epoch"),
-    "only levels whose promises are kept are advertised: share and streams groups and eligible leader replicas are not"
-    " served",
+    "only levels whose promises are kept are advertised: share and streams groups are not served",
 )
 MARKER_WITHOUT_EPOCH = Deliberate(
     ("markers.*.topics.*.partitions.*.error_code",),
@@ -126,8 +125,8 @@ NOT_ASKED = (
 )
 
 # Topic configs whose default differs because the two brokers are set up differently: the test kit deletes segments at
-# once (log.segment.delete.delay.ms), and Kafka with eligible leader replicas pins min.insync.replicas for the cluster.
-SET_ELSEWHERE = ("file.delete.delay.ms", "min.insync.replicas")
+# once (log.segment.delete.delay.ms).
+SET_ELSEWHERE = ("file.delete.delay.ms",)
 # Our own default: members of consumer groups (KIP-848) are told to ask every second, not every five, because every
 # rebalance takes as long as the slowest of them is silent.
 OTHER_DEFAULTS = (

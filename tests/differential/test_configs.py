@@ -105,7 +105,6 @@ BROKER_SET_UP = (
     "listeners",
     "log.dirs",
     "log.segment.delete.delay.ms",  # the test kit's
-    "min.insync.replicas",  # pinned by eligible leader replicas
     "group.coordinator.rebalance.protocols",
 )
 
@@ -232,6 +231,8 @@ def test_broker_configs_are_altered_and_refused(pair: Pair, version: int) -> Non
             [("log.retention.ms", SET, "5"), ("log.retention.ms", DELETE, None)],
             [("log.retention.ms", SET, None)],
             [("compression.type", APPEND, "gzip")],
+            [("min.insync.replicas", SET, "2")],
+            [("min.insync.replicas", DELETE, None)],
         ):
             request = _alter((BROKER, name, configs), validate_only=True)  # type: ignore[arg-type]
             pair.ask(request, version, say=f"broker {name!r} {configs}")

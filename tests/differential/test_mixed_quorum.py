@@ -18,9 +18,7 @@ pytestmark = pytest.mark.oracle
 
 # What we do not serve, Kafka must not have agreed on.
 NO_MORE_THAN_OURS = tuple(
-    part
-    for feature in ("eligible.leader.replicas.version", "share.version", "streams.version")
-    for part in ("--feature", f"{feature}=0")
+    part for feature in ("share.version", "streams.version") for part in ("--feature", f"{feature}=0")
 )
 
 

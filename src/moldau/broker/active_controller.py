@@ -14,6 +14,7 @@ from moldau.broker.formatting import bootstrap_records
 from moldau.cluster import (
     METADATA_VERSION,
     METADATA_VERSION_MAX,
+    MIN_IN_SYNC,
     BrokerSessions,
     ConfigKind,
     Decision,
@@ -29,7 +30,9 @@ from moldau.cluster import (
     decide_register_controller,
     decide_unregister_broker,
     fence,
+    keeps_elr,
     list_reassignments,
+    pin_min_in_sync,
     prefer_leaders,
 )
 from moldau.consensus import ReplicaKey, Voter, VoterEndpoint
@@ -49,7 +52,6 @@ SUSPICION_MS = 400
 SILENCE_MS = 700
 # Leaders that are moved at once by the balance.
 ELECTIONS_MAX = 1000
-ELR_FEATURE = "eligible.leader.replicas.version"
 
 
 class ActiveController:
@@ -72,6 +74,10 @@ class ActiveController:
             controller.propose([AbortTransactionRecord(reason="the controller was restarted")])
         if METADATA_VERSION not in controller.latest.features:
             controller.propose(bootstrap_records(METADATA_VERSION_MAX))
+        if keeps_elr(controller.latest):
+            pinned = pin_min_in_sync(controller.latest, node.settings.integer(MIN_IN_SYNC))
+            if pinned:
+                controller.propose(pinned)
         for broker in controller.latest.brokers.values():
             if not broker.fenced:
                 self.sessions.begin(broker.node_id, broker.epoch, now_ms)
@@ -202,7 +208,7 @@ class ActiveController:
         return PartitionPolicy(
             lambda topic: int(of_topic("min.insync.replicas", topic)),
             lambda topic: bool(of_topic("unclean.leader.election.enable", topic)),
-            keeps_elr=image.features.get(ELR_FEATURE, 0) > 0,
+            keeps_elr=keeps_elr(image),
         )
 
     async def answer(self, message: Message, version: int) -> Any:

@@ -1,4 +1,4 @@
-"""Changes of configurations on their way to the active controller: a broker's own keys are set by asking that broker."""
+"""Changes of configurations on their way to the controller: a broker's own keys are set by asking that broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def forward_configs(node: Node, request: Any, version: int) -> Any:
     refused = for_other_brokers(request.resources, node.node_id)
     if not refused:
         return await node.channel.forward(request, version)
-    response = response_class(request.API_KEY)
+    response: Any = response_class(request.API_KEY)
     answers = {answer[2:]: response.AlterConfigsResourceResponse(*answer) for answer in refused}
     asked = request.resources
     left = [each for each in asked if (each.resource_type, each.resource_name) not in answers]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from moldau.cluster import (
     BOOTSTRAP_CHECKPOINT,
     CHECKPOINT_SUFFIX,
+    ELR_VERSION,
     GROUP_VERSION,
     METADATA_DIRECTORY,
     METADATA_VERSION,
@@ -37,15 +38,19 @@ def random_uuid(dice: Dice) -> bytes:
 
 GROUP_VERSION_SINCE = 22  # metadata.version 4.0-IV0
 TRANSACTION_VERSION_SINCE = 24  # 4.0-IV2
+ELR_VERSION_SINCE = 26  # 4.1-IV0
 
 
 def bootstrap_records(metadata_version: int) -> list[FeatureLevelRecord]:
-    """The feature levels of a new cluster. As in Kafka, 4.0 has the next generation of groups and transactions on."""
+    """The feature levels of a new cluster. As in Kafka, 4.0 has the next generation of groups and transactions on, 4.1
+    the eligible leader replicas."""
     records = [FeatureLevelRecord(name=METADATA_VERSION, feature_level=metadata_version)]
     if metadata_version >= GROUP_VERSION_SINCE:
         records.append(FeatureLevelRecord(name=GROUP_VERSION, feature_level=1))
     if metadata_version >= TRANSACTION_VERSION_SINCE:
         records.append(FeatureLevelRecord(name=TRANSACTION_VERSION, feature_level=2))
+    if metadata_version >= ELR_VERSION_SINCE:
+        records.append(FeatureLevelRecord(name=ELR_VERSION, feature_level=1))
     return records
 
 

@@ -28,6 +28,7 @@ from moldau.cluster.configs import (
 )
 from moldau.cluster.decision import BYTES_PER_DECISION_MAX, RECORDS_PER_DECISION_MAX, Decision
 from moldau.cluster.delta import MetadataDelta
+from moldau.cluster.eligible_leaders import ELR_VERSION, MIN_IN_SYNC, keeps_elr, pin_min_in_sync
 from moldau.cluster.features import (
     GROUP_VERSION,
     METADATA_VERSION,
@@ -90,6 +91,7 @@ __all__ = [
     "BOOTSTRAP_CHECKPOINT",
     "BYTES_PER_DECISION_MAX",
     "CHECKPOINT_SUFFIX",
+    "ELR_VERSION",
     "FENCE",
     "GROUP_VERSION",
     "INTERNAL_TOPICS",
@@ -97,6 +99,7 @@ __all__ = [
     "METADATA_VERSION",
     "METADATA_VERSION_MAX",
     "METADATA_VERSION_MIN",
+    "MIN_IN_SYNC",
     "OFFSETS_TOPIC",
     "RECORDS_PER_DECISION_MAX",
     "SUPPORTED_FEATURES",
@@ -150,6 +153,7 @@ __all__ = [
     "for_other_brokers",
     "image_records",
     "is_active",
+    "keeps_elr",
     "lead_again",
     "leave",
     "levels_kept_only",
@@ -157,6 +161,7 @@ __all__ = [
     "metadata_release",
     "parse_checkpoint_name",
     "parse_level",
+    "pin_min_in_sync",
     "prefer_leaders",
     "register_broker",
     "register_controller",

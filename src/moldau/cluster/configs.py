@@ -25,6 +25,7 @@ from moldau.cluster.config_catalogue import (
     topic_key,
 )
 from moldau.cluster.decision import Decision, check_size
+from moldau.cluster.eligible_leaders import check_min_in_sync_change, forget_eligible
 from moldau.cluster.image import ConfigKind, ConfigResource, MetadataImage
 from moldau.cluster.topic_names import topic_name_problem
 from moldau.kernel import ErrorCode, KafkaError
@@ -33,6 +34,7 @@ from moldau.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from moldau.protocol.messages.metadata_records.clear_elr_record import ClearElrRecord
 from moldau.protocol.messages.metadata_records.config_record import ConfigRecord
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -145,7 +147,7 @@ def _alter(
     changes_of: Callable[[Any], Changes],
     node_id: int | None,
     broker_value: BrokerValue,
-) -> tuple[list[Answer], list[ConfigRecord]]:
+) -> tuple[list[Answer], list[ConfigRecord | ClearElrRecord]]:
     answers: list[Answer] = []
     records: list[ConfigRecord] = []
     seen = Counter((resource.resource_type, resource.resource_name) for resource in resources)
@@ -171,7 +173,7 @@ def _alter(
         check_size(records)
     except KafkaError as refusal:
         return [_refused_unless_already(answer, refusal) for answer in answers], []
-    return answers, records
+    return answers, [*records, *forget_eligible(image, records)]
 
 
 def _refused_unless_already(answer: Answer, refusal: KafkaError) -> Answer:
@@ -243,6 +245,7 @@ def _check_changes(image: MetadataImage, kind: int, name: str, changes: Changes,
         _check_topic_rules(values)
     elif kind == ConfigKind.BROKER:
         _check_broker_changes(changes, is_default=not name)
+        check_min_in_sync_change(image, name, changes)
         _check_values(values, broker_key, ErrorCode.INVALID_REQUEST, None)
         _check_topic_defaults(values)
     elif kind == ConfigKind.GROUP:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moldau.cluster.decision import Decision
+from moldau.cluster.eligible_leaders import ELR_VERSION, pin_min_in_sync
 from moldau.cluster.image import MetadataImage
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.metadata_records import UnknownMetadataRecord
@@ -34,6 +35,7 @@ SUPPORTED: Mapping[str, FeatureRange] = {
     KRAFT_VERSION: FeatureRange(0, 1),
     TRANSACTION_VERSION: FeatureRange(0, 2),
     GROUP_VERSION: FeatureRange(0, 1),
+    ELR_VERSION: FeatureRange(0, 1),
 }
 
 _METADATA_RELEASES = {
@@ -125,12 +127,14 @@ def advertised_levels(image: MetadataImage, kraft_version: int) -> dict[str, int
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
-def decide_update_features(image: MetadataImage, request: Any, version: int, node_id: int) -> Decision[Any]:
+def decide_update_features(
+    image: MetadataImage, request: Any, version: int, node_id: int, static_min_in_sync: int
+) -> Decision[Any]:
     """UpdateFeatures: all of the changes or, when one is refused, none of them (KIP-584, KIP-1022)."""
     from moldau.protocol.messages.metadata_records.feature_level_record import FeatureLevelRecord
     from moldau.protocol.messages.update_features import UpdateFeaturesResponse
 
-    records = []
+    records: list[Any] = []
     results = []
     for update in request.feature_updates:
         upgrade_type = update.upgrade_type
@@ -143,6 +147,8 @@ def decide_update_features(image: MetadataImage, request: Any, version: int, nod
             return Decision(UpdateFeaturesResponse(error_code=error.code, error_message=message))
         results.append(UpdateFeaturesResponse.UpdatableFeatureResult(update.feature, ErrorCode.NONE, "NONE"))
         if image.features.get(update.feature, 0) != update.max_version_level:
+            if update.feature == ELR_VERSION and update.max_version_level > 0:
+                records += pin_min_in_sync(image, static_min_in_sync)
             records.append(FeatureLevelRecord(name=update.feature, feature_level=update.max_version_level))
     response = UpdateFeaturesResponse(error_message=None, results=[] if version >= 2 else results)
     return Decision(response, () if request.validate_only else records)
@@ -164,6 +170,7 @@ def _check_update(image: MetadataImage, name: str, level: int, upgrade_type: int
         raise _invalid(
             name, level, f"Local controller {node_id} only supports versions {supported.low}-{supported.high}"
         )
+    _check_everybody_can(image, name, level)
     if level < now and upgrade_type == UPGRADE:
         raise _invalid(
             name,
@@ -182,6 +189,17 @@ def _check_update(image: MetadataImage, name: str, level: int, upgrade_type: int
         raise KafkaError(
             ErrorCode.INVALID_UPDATE_VERSION, f"Unsupported metadata.version downgrade from {now} to {level}. {why}"
         )
+
+
+def _check_everybody_can(image: MetadataImage, name: str, level: int) -> None:
+    nodes = [(f"Broker {each.node_id}", each.features) for each in image.brokers.values()]
+    nodes += [(f"Controller {node_id}", each.features) for node_id, each in image.controllers.items()]
+    for who, features in nodes:
+        low, high = features.get(name, (0, 0))
+        if (low, high) == (0, 0) and level != 0:
+            raise _invalid(name, level, f"{who} does not support this feature.")
+        if not low <= level <= high:
+            raise _invalid(name, level, f"{who} only supports versions {low}-{high}")
 
 
 def _invalid(name: str, level: int, why: str) -> KafkaError:
