@@ -49,7 +49,7 @@ class Three:
         self.ports = {node_id: free_port() for node_id in (1, 2, 3)}
         self.nodes = {node_id: self._node(directory, node_id) for node_id in (1, 2, 3)}
 
-    def _node(self, directory: Path, node_id: int) -> Broker:
+    def _node(self, directory: Path, node_id: int, extra: dict[str, str] | None = None) -> Broker:
         listeners = f"{LISTENER}://127.0.0.1:{self.ports[node_id]}"
         settings = {
             "node.id": str(node_id),
@@ -57,6 +57,7 @@ class Three:
             "controller.listener.names": LISTENER,
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{self.ports[1]}",
             "log.dirs": str(directory / str(node_id)),
+            **(extra or {}),
         }
         if node_id == 1:
             listeners = f"PLAINTEXT://127.0.0.1:{free_port()},{listeners}"
@@ -64,6 +65,13 @@ class Three:
         settings["listeners"] = listeners
         format_storage(load_settings(None, settings.items(), {})[0], CLUSTER_ID, ignore_formatted=True)
         return Broker(settings, data=str(directory / str(node_id)))
+
+    def start_anew(self, node_id: int, directory: Path, extra: dict[str, str] | None = None) -> Broker:
+        """The node in other circumstances: in another directory, on another port, with other settings."""
+        self.nodes[node_id].close()
+        self.nodes[node_id] = self._node(directory, node_id, extra)
+        self.nodes[node_id].start()
+        return self.nodes[node_id]
 
     def add(self, node_id: int) -> object:
         listeners = [AddRaftVoterRequest.Listener(LISTENER, "127.0.0.1", self.ports[node_id])]
@@ -107,6 +115,43 @@ def test_a_quorum_grows_and_lets_its_first_member_go(three: Three) -> None:
 
 def _created(answer: object) -> bool:
     return answer.topics[0].error_code in (0, ErrorCode.TOPIC_ALREADY_EXISTS)  # type: ignore[attr-defined]
+
+
+def test_a_voter_that_moved_says_where_it_is_now(three: Three, tmp_path: Path) -> None:
+    wait_for(lambda: three.add(2).error_code == 0)  # type: ignore[attr-defined]
+    first = node_of(three.nodes[1])
+    three.ports[2] = free_port()
+    three.start_anew(2, tmp_path)
+
+    def address() -> int:
+        voter = first.controller.quorum.voters.find(2)
+        assert voter is not None
+        return voter.endpoints[0].port
+
+    wait_for(lambda: address() == three.ports[2])
+    # And again when it comes back with nothing new to say.
+    offset = first.controller.log.voters.record
+    three.start_anew(2, tmp_path)
+    wait_for(lambda: node_of(three.nodes[2]).controller.quorum.leader_id == 1)
+    assert first.controller.log.voters.record == offset
+
+
+def test_controllers_join_by_themselves_also_after_the_loss_of_a_disk(three: Three, tmp_path: Path) -> None:
+    first = node_of(three.nodes[1])
+    joins = {"controller.quorum.auto.join.enable": "true"}
+    for node_id in (2, 3):
+        three.start_anew(node_id, tmp_path, joins)
+    wait_for(lambda: first.controller.quorum.voters.ids == (1, 2, 3))
+    lost = first.controller.quorum.voters.find(3)
+    third = node_of(three.start_anew(3, tmp_path / "new", joins))
+    assert lost is not None
+    assert third.controller.quorum.directory_id != lost.key.directory_id
+
+    def has_new_voter() -> bool:
+        voter = node_of(three.nodes[2]).controller.quorum.voters.find(3)
+        return voter is not None and voter.key.directory_id == third.controller.quorum.directory_id
+
+    wait_for(has_new_voter)
 
 
 def test_a_newcomer_that_does_not_know_its_cluster_is_told_what_to_do(tmp_path: Path) -> None:

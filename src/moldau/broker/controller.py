@@ -341,7 +341,12 @@ class Controller:
                 self._persist(effect)
             elif isinstance(effect, AppendLeaderChange):
                 now_ms = self._clock.now_ms()
-                self._log.append_leader_change(effect.epoch, effect.leader_id, effect.voters, effect.granting, now_ms)
+                voters = self.quorum.voters
+                named_at = self._log.append_leader_change(
+                    effect.epoch, effect.leader_id, voters, effect.granting, now_ms
+                )
+                if named_at is not None:
+                    self.quorum.note_voters(named_at, voters)
                 self._follow_control_batch()
             elif isinstance(effect, AppendVoters):
                 offset = self._log.append_voters(effect.voters, self.quorum.epoch, self._clock.now_ms())

@@ -39,6 +39,7 @@ from moldau.broker.replicas import Replicas, directory_id_of
 from moldau.broker.replication import Replication
 from moldau.broker.retention import Retention
 from moldau.broker.settings import Settings
+from moldau.broker.voter_upkeep import VoterUpkeep
 from moldau.cluster import (
     FENCE,
     METADATA_VERSION,
@@ -168,6 +169,7 @@ class Node:
                 return
             self._register()
             self._serve(self._load())
+            self._keep_voters_true()
         except BaseException:
             # The process may live on, as a test's does, and try again once what was in the way is gone.
             for listener in self.listeners:
@@ -206,6 +208,7 @@ class Node:
             if self.quorum_settings.is_controller:
                 endpoints = self._registered_endpoints(is_controller=True)
                 self._joining.append(self.loop.create_task(self.membership.register_controller(endpoints)))
+                self._keep_voters_true()
             if self.quorum_settings.is_broker:
                 endpoints = self._registered_endpoints(is_controller=False)
                 await self.membership.register(endpoints, self._previous_epoch())
@@ -221,6 +224,10 @@ class Node:
             # Whoever waits for the node is told; there is nobody else to tell.
             if not self.ready.done():
                 self.ready.set_exception(error)
+
+    def _keep_voters_true(self) -> None:
+        upkeep = VoterUpkeep(self, self._own_voter_endpoints())
+        self._joining.append(self.loop.create_task(upkeep.run()))
 
     def _previous_epoch(self) -> int:
         """The broker epoch of the last life, where all directories say that it ended in good order; else -1."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from moldau.broker.endpoints import parse_endpoint
@@ -107,7 +108,7 @@ def _first_voters(known: QuorumSettings, key: ReplicaKey, log: MetadataLog) -> V
     if log.voters.kraft_version > 0 and record is not None:
         voters = voters_of(record)
         # Nobody else could have another vote; the directory may have been moved.
-        return Voters.of([Voter(key)]) if voters.ids == (key.node_id,) else voters
+        return Voters.of([replace(voters.all[0], key=key)]) if voters.ids == (key.node_id,) else voters
     if known.voters:
         return Voters.of(
             Voter(ReplicaKey(node_id), (VoterEndpoint(known.listener, host, port),))

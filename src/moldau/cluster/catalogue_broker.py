@@ -110,7 +110,7 @@ BROKER_ROWS = (
     ("controller.quorum.append.linger.ms", "INT", "25", "read-only", "MEDIUM", "0..", "",
      "How many milliseconds the quorum leader may hold records back so that several are written to disk at "
      "once."),
-    ("controller.quorum.auto.join.enable", "BOOLEAN", "false", "read-only", "LOW", "", "later",
+    ("controller.quorum.auto.join.enable", "BOOLEAN", "false", "read-only", "LOW", "", "",
      "Whether a controller that is only an observer adds itself to the voters."),
     ("controller.quorum.bootstrap.servers", "LIST", "", "read-only", "HIGH", "servers", "",
      "Controllers, as host:port, through which a node first finds the metadata quorum whose voters stand in the"

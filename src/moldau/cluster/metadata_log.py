@@ -30,6 +30,7 @@ from moldau.cluster.voters import voters_of, voters_record
 from moldau.consensus import EpochEnd, QuorumState, Voters
 from moldau.kernel import METADATA_TOPIC_ID, Buffer, Disk, parse_uuid, uuid_text
 from moldau.protocol.batches import Record, build_batch, control_key
+from moldau.protocol.messages.raft.kraft_version_record import KRaftVersionRecord
 from moldau.protocol.messages.raft.leader_change_message import LeaderChangeMessage
 from moldau.protocol.messages.raft.voters_record import VotersRecord
 from moldau.protocol.metadata_records import encode_metadata_record
@@ -270,17 +271,26 @@ class MetadataLog:
     # -- append --------------------------------------------------------------------------------------------------------
 
     def append_leader_change(
-        self, epoch: int, leader_id: int, voters: Sequence[int], granting: Sequence[int], now_ms: int
-    ) -> int:
-        """Open an epoch; the offset of its first record."""
+        self, epoch: int, leader_id: int, voters: Voters, granting: Sequence[int], now_ms: int
+    ) -> int | None:
+        """Open an epoch. The first one of all also says who votes: until then that stands only in the snapshot of this
+        node's formatting, which nobody else has; the offset of that record.
+        """
         message = LeaderChangeMessage(
             leader_id=leader_id,
-            voters=[LeaderChangeMessage.Voter(voter) for voter in voters],
+            voters=[LeaderChangeMessage.Voter(voter) for voter in voters.ids],
             granting_voters=[LeaderChangeMessage.Voter(voter) for voter in granting],
         )
-        record = Record(0, now_ms, control_key(LEADER_CHANGE), message.encode(0))
-        batch = build_batch([record], leader_epoch=epoch, control=True)
-        return self.log.append_control(batch, epoch, now_ms).base_offset
+        records = [Record(0, now_ms, control_key(LEADER_CHANGE), message.encode(0))]
+        names_voters = self.log.end_offset == 0 and self.voters.kraft_version > 0
+        if names_voters:
+            self.voters = VoterSet(self.voters.kraft_version, voters_record(voters))
+            version = KRaftVersionRecord(kraft_version=self.voters.kraft_version)
+            records.append(Record(1, now_ms, control_key(KRAFT_VERSION), version.encode(0)))
+            records.append(Record(2, now_ms, control_key(KRAFT_VOTERS), voters_record(voters).encode(0)))
+        batch = build_batch(records, leader_epoch=epoch, control=True)
+        last_offset = self.log.append_control(batch, epoch, now_ms).last_offset
+        return last_offset if names_voters else None
 
     def append(self, records: Sequence[Any], metadata_version: int, epoch: int, now_ms: int) -> tuple[int, int]:
         """One batch; (first offset, last offset). Written, not yet durable."""

@@ -29,7 +29,15 @@ from moldau.consensus.messages import (
     WriteSnapshot,
 )
 from moldau.consensus.quorum import NEVER, Quorum, QuorumConfig, Role
-from moldau.consensus.voters import NO_DIRECTORY, ReplicaKey, Voter, VoterEndpoint, Voters, majority_offset
+from moldau.consensus.voters import (
+    NO_DIRECTORY,
+    ReplicaKey,
+    Voter,
+    VoterEndpoint,
+    Voters,
+    majority_offset,
+    same_directory,
+)
 
 __all__ = [
     "NEVER",
@@ -69,4 +77,5 @@ __all__ = [
     "Voters",
     "WriteSnapshot",
     "majority_offset",
+    "same_directory",
 ]
