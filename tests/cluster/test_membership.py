@@ -26,6 +26,7 @@ from moldau.protocol.messages.alter_partition_reassignments import AlterPartitio
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 from moldau.protocol.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
+from moldau.protocol.messages.metadata_records.partition_change_record import PartitionChangeRecord
 from tests.cluster.kit import DIRECTORY, cluster, created, replayed, topic
 
 POLICY = PartitionPolicy(min_isr=lambda _topic: 1, is_unclean_allowed=lambda _topic: False)
@@ -290,6 +291,14 @@ def test_leadership_goes_back_to_the_first_replicas(image: MetadataImage) -> Non
     assert {partition.leader for partition in back.topics["t"].partitions} == {2}
     after = replayed(back, list(prefer_leaders(back, POLICY, 10)))
     assert [partition.leader for partition in after.topics["t"].partitions] == [1, 2]
+
+
+@pytest.mark.parametrize(("percent_max", "moved"), [(0, 1), (24, 1), (25, 0), (100, 0)])
+def test_who_misses_little_of_its_share_is_left_alone(percent_max: int, moved: int) -> None:
+    image = created(cluster(1, 2), topic("t", -1, -1, assignments={index: [1, 2] for index in range(4)}))
+    away = PartitionChangeRecord(partition_id=3, topic_id=image.topics["t"].id, leader=2)
+    records = list(prefer_leaders(replayed(image, [away]), POLICY, 10, imbalance_percent_max=percent_max))
+    assert [(record.partition_id, record.leader) for record in records] == [(3, 1)] * moved
 
 
 def alter_all_in_sync(image: MetadataImage) -> Any:

@@ -185,10 +185,12 @@ class ActiveController:
     def _balance(self) -> None:
         """Who came back leads again what it is the first replica of."""
         controller = self._node.controller
+        percent_max = self._node.settings.integer("leader.imbalance.per.broker.percentage")
         self._balancer = None
         if not controller.is_active:
             return
-        records = list(prefer_leaders(controller.latest, self.policy(controller.latest), ELECTIONS_MAX))
+        image = controller.latest
+        records = list(prefer_leaders(image, self.policy(image), ELECTIONS_MAX, imbalance_percent_max=percent_max))
         if records:
             try:
                 controller.propose(records)

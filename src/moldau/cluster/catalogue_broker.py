@@ -23,6 +23,7 @@ UNLISTED = frozenset(
         "internal.metadata.delete.delay.millis",
         "internal.metadata.log.segment.bytes",
         "internal.metadata.max.batch.size.in.bytes",
+        "leader.imbalance.per.broker.percentage",
         "leader.replication.throttled.rate",
         "log.initial.task.delay.ms",
         "producer.id.expiration.check.interval.ms",
@@ -830,6 +831,10 @@ BROKER_ROWS = (
 )
 
 MOLDAU_ROWS = (
+    # Kafka had it until 4.0; it is named once somebody has set it.
+    ("leader.imbalance.per.broker.percentage", "INT", "0", "read-only", "HIGH", "0..100", "",
+     "Share of the partitions whose preferred leader a broker is that others may lead, in percent: no more than that "
+     "is left as it is by the balance. 0, as Kafka has it now: leadership goes back at every look."),
     ("moldau.http.listener", "STRING", "127.0.0.1:9644", "read-only", "MEDIUM", "", "",
      "Address, as host:port, that serves /metrics and /healthz over HTTP. Port 0 takes a free one, empty none."),
     ("moldau.log.dir.reserve.bytes", "LONG", "8388608", "read-only", "MEDIUM", "0..", "",
