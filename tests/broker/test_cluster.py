@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moldau.client import ConnectionFailed
-from moldau.kernel import METADATA_TOPIC, ErrorCode
+from moldau.cluster import PartitionImage
+from moldau.kernel import METADATA_TOPIC, NO_LEADER, ErrorCode
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
@@ -173,3 +174,34 @@ def test_a_stopped_broker_is_fenced_others_lead_and_it_comes_back() -> None:
         wait_for(lambda: not survivor.image.brokers[first].fenced)
         wait_for(lambda: "meanwhile" in cluster.node(first).image.topics)
         create(cluster, first, "afterwards")
+
+
+def test_a_partition_that_may_lose_data_is_led_as_soon_as_it_may() -> None:
+    with Cluster(4) as cluster:
+        active = cluster.active()
+        leader, other = next(node_id for node_id in (1, 2, 3) if node_id != active), 4  # which is no voter
+        assignment = CreateTopicsRequest.CreatableReplicaAssignment(0, [leader, other])
+        topic = CreateTopicsRequest.CreatableTopic("risky", -1, -1, assignments=[assignment])
+        (result,) = cluster.ask(active, CreateTopicsRequest(topics=[topic])).topics
+        assert result.error_code == 0
+        controller = cluster.node(active)
+
+        def partition() -> PartitionImage:
+            return controller.image.topics["risky"].partitions[0]
+
+        cluster.nodes[other].stop()
+        wait_for(lambda: partition().isr == (leader,))
+        cluster.nodes[leader].stop()
+        wait_for(lambda: partition().leader == NO_LEADER)
+        cluster.nodes[other].start()
+        wait_for(lambda: not controller.image.brokers[other].fenced)
+        assert partition().leader == NO_LEADER
+        kinds = IncrementalAlterConfigsRequest
+        may_lose = kinds.AlterableConfig("unclean.leader.election.enable", 0, "true")
+        asked = kinds(resources=[kinds.AlterConfigsResource(2, "risky", [may_lose])])
+        assert cluster.ask(active, asked).responses[0].error_code == 0
+        wait_for(lambda: partition().leader == other)
+        assert (partition().isr, partition().leader_recovery_state) == ((other,), 1)
+        cluster.nodes[leader].start()
+        wait_for(lambda: set(partition().isr) == {leader, other})
+        assert partition().leader_recovery_state == 0

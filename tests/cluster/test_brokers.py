@@ -75,7 +75,7 @@ def test_a_returning_broker_leads_as_the_only_eligible_replica(image: MetadataIm
 
 def test_a_preferred_election_gives_the_partition_back_to_its_first_replica(image: MetadataImage) -> None:
     moved = _with(image, leader=2)
-    decision = decide_elect_leaders(moved, _elect(PREFERRED, ("t", [0])))
+    decision = decide_elect_leaders(moved, _elect(PREFERRED, ("t", [0])), POLICY)
     assert decision.response.replica_election_results[0].partition_result[0].error_code == 0
     after = _partition(replayed(moved, decision.records))
     assert (after.leader, after.leader_epoch) == (1, _partition(moved).leader_epoch + 1)
@@ -83,7 +83,7 @@ def test_a_preferred_election_gives_the_partition_back_to_its_first_replica(imag
 
 def test_a_preferred_leader_that_is_away_is_not_elected(image: MetadataImage) -> None:
     moved = _with(image, leader=2, isr=[2])
-    decision = decide_elect_leaders(moved, _elect(PREFERRED, ("t", [0])))
+    decision = decide_elect_leaders(moved, _elect(PREFERRED, ("t", [0])), POLICY)
     result = decision.response.replica_election_results[0].partition_result[0]
     assert result.error_code == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     assert not decision.records
@@ -92,16 +92,16 @@ def test_a_preferred_leader_that_is_away_is_not_elected(image: MetadataImage) ->
 def test_an_unclean_election_takes_any_replica_that_is_alive(image: MetadataImage) -> None:
     lost = _with(image, leader=NO_LEADER, isr=[1])
     lost = replayed(lost, [change_fencing(lost, 1, FENCE)])
-    after = _partition(replayed(lost, decide_elect_leaders(lost, _elect(UNCLEAN, ("t", [0]))).records))
+    after = _partition(replayed(lost, decide_elect_leaders(lost, _elect(UNCLEAN, ("t", [0])), POLICY).records))
     assert (after.leader, after.isr) == (2, (2,))
     dark = replayed(lost, [change_fencing(lost, 2, FENCE)])
-    result = decide_elect_leaders(dark, _elect(UNCLEAN, ("t", [0]))).response.replica_election_results[0]
+    result = decide_elect_leaders(dark, _elect(UNCLEAN, ("t", [0])), POLICY).response.replica_election_results[0]
     assert result.partition_result[0].error_code == ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
 
 
 def test_an_election_of_everything_leaves_out_what_needs_none(image: MetadataImage) -> None:
     moved = created(_with(image, leader=2), topic("u"), seed=1)
-    decision = decide_elect_leaders(moved, _elect(PREFERRED))
+    decision = decide_elect_leaders(moved, _elect(PREFERRED), POLICY)
     results = {each.topic: each.partition_result for each in decision.response.replica_election_results}
     assert [each.error_code for each in results["t"]] == [0]
     assert results["u"] == []

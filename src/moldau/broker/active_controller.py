@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from moldau.broker.elections import Elections
 from moldau.broker.formatting import bootstrap_records
 from moldau.cluster import (
     METADATA_VERSION,
@@ -33,7 +34,6 @@ from moldau.cluster import (
     keeps_elr,
     list_reassignments,
     pin_min_in_sync,
-    prefer_leaders,
 )
 from moldau.consensus import ReplicaKey, Voter, VoterEndpoint
 from moldau.kernel import ErrorCode, KafkaError, Timer
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 SUSPICION_MS = 400
 # Brokers tell a new controller of themselves at once; those that do not are looked at after this.
 SILENCE_MS = 700
-# Leaders that are moved at once by the balance.
-ELECTIONS_MAX = 1000
 
 
 class ActiveController:
@@ -59,7 +57,7 @@ class ActiveController:
         self._node = node
         self.sessions = BrokerSessions(node.settings.integer("broker.session.timeout.ms"))
         self._alarm: Timer | None = None
-        self._balancer: Timer | None = None
+        self.elections = Elections(node, self.policy)
         self._watched: dict[Connection, tuple[int, int]] = {}
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -84,14 +82,11 @@ class ActiveController:
         if any(node_id != node.node_id for node_id in controller.latest.brokers):
             node.clock.call_later(SILENCE_MS, self._look_at_silent)
         self._set_alarm()
-        if self._balancer is None:
-            self._balance_later()
+        self.elections.begin()
 
     def step_down(self) -> None:
         self.sessions.clear()
-        if self._balancer is not None:
-            self._balancer.cancel()
-            self._balancer = None
+        self.elections.end()
         self._set_alarm()
 
     def close(self) -> None:
@@ -173,31 +168,6 @@ class ActiveController:
             self.suspect(node_id, epoch)
         else:
             writer.close()
-
-    # -- balance -------------------------------------------------------------------------------------------------------
-
-    def _balance_later(self) -> None:
-        settings = self._node.settings
-        if settings.flag("auto.leader.rebalance.enable"):
-            seconds = settings.integer("leader.imbalance.check.interval.seconds")
-            self._balancer = self._node.clock.call_later(seconds * 1000, self._balance)
-
-    def _balance(self) -> None:
-        """Who came back leads again what it is the first replica of."""
-        controller = self._node.controller
-        percent_max = self._node.settings.integer("leader.imbalance.per.broker.percentage")
-        self._balancer = None
-        if not controller.is_active:
-            return
-        image = controller.latest
-        records = list(prefer_leaders(image, self.policy(image), ELECTIONS_MAX, imbalance_percent_max=percent_max))
-        if records:
-            try:
-                controller.propose(records)
-                self._node.say(f"leaders_balanced partitions={len(records)}")
-            except KafkaError as error:
-                self._node.say(f"balancing_failed reason={str(error)!r}")
-        self._balance_later()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

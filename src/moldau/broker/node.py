@@ -504,6 +504,9 @@ class Node:
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """A committed change: from here on it is what every handler sees."""
         self.image = image
+        if delta.configs_changed:
+            # Where an unclean election was forbidden so far, it may be what is waited for.
+            self.loop.call_soon(self.active.elections.lead_uncleanly)
         if not self._is_loaded:
             # The logs are opened by the image that stands when the node is registered.
             self.settings.apply_dynamic(image)

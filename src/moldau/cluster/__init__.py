@@ -12,7 +12,6 @@ from moldau.cluster.brokers import (
     PartitionPolicy,
     change_fencing,
     decide_assign_directory,
-    decide_elect_leaders,
     fence,
     is_active,
     lead_again,
@@ -28,6 +27,7 @@ from moldau.cluster.configs import (
 )
 from moldau.cluster.decision import BYTES_PER_DECISION_MAX, RECORDS_PER_DECISION_MAX, Decision
 from moldau.cluster.delta import MetadataDelta
+from moldau.cluster.elections import decide_elect_leaders, lead_uncleanly, prefer_leaders
 from moldau.cluster.eligible_leaders import ELR_VERSION, MIN_IN_SYNC, keeps_elr, pin_min_in_sync
 from moldau.cluster.features import (
     GROUP_VERSION,
@@ -56,7 +56,7 @@ from moldau.cluster.image import (
 from moldau.cluster.metadata_log import DIRECTORY as METADATA_DIRECTORY
 from moldau.cluster.metadata_log import MetadataLog, MetadataLogError, Transaction
 from moldau.cluster.producer_ids import decide_allocate_producer_ids
-from moldau.cluster.reassignment import decide_reassign, list_reassignments, prefer_leaders
+from moldau.cluster.reassignment import decide_reassign, list_reassignments
 from moldau.cluster.registration import (
     check_broker_epoch,
     decide_heartbeat,
@@ -155,6 +155,7 @@ __all__ = [
     "is_active",
     "keeps_elr",
     "lead_again",
+    "lead_uncleanly",
     "leave",
     "levels_kept_only",
     "list_reassignments",

@@ -14,14 +14,12 @@ from moldau.cluster.decision import Decision
 from moldau.cluster.features import FeatureRange
 from moldau.cluster.image import Endpoint, MetadataImage, PartitionImage, TopicImage
 from moldau.cluster.partition_change import Election, PartitionChange
-from moldau.kernel import NO_LEADER, ErrorCode, KafkaError
-from moldau.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
+from moldau.kernel import NO_LEADER
 from moldau.protocol.messages.metadata_records.broker_registration_change_record import BrokerRegistrationChangeRecord
 from moldau.protocol.messages.metadata_records.partition_change_record import PartitionChangeRecord
 from moldau.protocol.messages.metadata_records.register_broker_record import RegisterBrokerRecord
 from moldau.protocol.messages.metadata_records.register_controller_record import RegisterControllerRecord
 
-PREFERRED, UNCLEAN = 0, 1
 # Directory ids below this name none: unassigned, lost, migrating.
 RESERVED_DIRECTORY_ID_MAX = 100
 FENCE, UNFENCE = 1, -1
@@ -216,70 +214,3 @@ def decide_assign_directory(
         for replica, directory in zip(partition.replicas, partition.directories, strict=True)
     ]
     return Decision(None, [PartitionChangeRecord(partition_id=index, topic_id=found.id, directories=directories)])
-
-
-def decide_elect_leaders(image: MetadataImage, request: ElectLeadersRequest) -> Decision[ElectLeadersResponse]:
-    """Give partitions back to their preferred leaders, or force one (unclean)."""
-    results: dict[str, list[ElectLeadersResponse.PartitionResult]] = {}
-    records: list[Any] = []
-    wanted = request.topic_partitions
-    everything = wanted is None
-    named = (
-        [(topic.name, index) for topic in image.topics.values() for index in range(len(topic.partitions))]
-        if wanted is None
-        else [(topic.topic, index) for topic in wanted for index in topic.partitions]
-    )
-    for name, index in named:
-        result = ElectLeadersResponse.PartitionResult(partition_id=index)
-        answered = results.setdefault(name, [])
-        try:
-            records.append(_elect(image, name, index, request.election_type))
-        except KafkaError as refusal:
-            if everything and refusal.code == ErrorCode.ELECTION_NOT_NEEDED:
-                continue
-            result.error_code, result.error_message = refusal.code, refusal.message
-        answered.append(result)
-    response = ElectLeadersResponse(
-        replica_election_results=[
-            ElectLeadersResponse.ReplicaElectionResult(name, partitions) for name, partitions in results.items()
-        ]
-    )
-    return Decision(response, records)
-
-
-def _elect(image: MetadataImage, name: str, index: int, election_type: int) -> PartitionChangeRecord:
-    topic = image.topics.get(name)
-    if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}")
-    if not 0 <= index < len(topic.partitions):
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
-    partition = topic.partitions[index]
-    alive = {broker.node_id for broker in image.alive_brokers}
-    if election_type == PREFERRED:
-        leader = _preferred(partition, alive)
-    else:
-        leader = _unclean(partition, alive)
-    return PartitionChangeRecord(
-        partition_id=index, topic_id=topic.id, leader=leader, isr=None if leader in partition.isr else [leader]
-    )
-
-
-def _preferred(partition: PartitionImage, alive: set[int]) -> int:
-    preferred = partition.replicas[0]
-    if partition.leader == preferred:
-        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
-    if preferred not in alive or preferred not in partition.isr:
-        raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
-    return preferred
-
-
-def _unclean(partition: PartitionImage, alive: set[int]) -> int:
-    if partition.leader != NO_LEADER:
-        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
-    candidates = [replica for replica in partition.replicas if replica in alive]
-    if not candidates:
-        raise KafkaError(
-            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available."
-        )
-    in_sync = [replica for replica in candidates if replica in partition.isr]
-    return (in_sync or candidates)[0]

@@ -822,7 +822,7 @@ BROKER_ROWS = (
     ("unclean.leader.election.enable", "BOOLEAN", "false", "cluster-wide", "HIGH", "", "",
      "Default of unclean.leader.election.enable: whether a replica that is not in sync may lead when no other "
      "is left, at the price of lost records."),
-    ("unclean.leader.election.interval.ms", "LONG", "300000", "read-only", "MEDIUM", "1..", "later",
+    ("unclean.leader.election.interval.ms", "LONG", "300000", "read-only", "MEDIUM", "1..", "",
      "Milliseconds between two looks for partitions that need an unclean election."),
     ("unstable.api.versions.enable", "BOOLEAN", "false", "read-only", "HIGH", "", "",
      "Whether request versions that Kafka still develops are on offer; for tests."),

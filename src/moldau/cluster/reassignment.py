@@ -6,8 +6,7 @@ in sync the others go (`PartitionChange`). A cancelled one goes back to what it 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moldau.cluster.brokers import PartitionPolicy, is_active
@@ -15,7 +14,6 @@ from moldau.cluster.decision import Decision
 from moldau.cluster.image import MetadataImage, PartitionImage, TopicImage
 from moldau.cluster.partition_change import Election, PartitionChange
 from moldau.kernel import ErrorCode, KafkaError
-from moldau.protocol.messages.metadata_records.partition_change_record import PartitionChangeRecord
 
 if TYPE_CHECKING:
     from moldau.protocol.messages.alter_partition_reassignments import (
@@ -173,40 +171,3 @@ def list_reassignments(
         if ongoing:
             topics.append(kinds.OngoingTopicReassignment(name, ongoing))
     return kinds(error_message=None, topics=topics)
-
-
-def prefer_leaders(
-    image: MetadataImage, policy: PartitionPolicy, count_max: int, *, imbalance_percent_max: int = 0
-) -> Iterator[PartitionChangeRecord]:
-    """Give leadership back to the first replicas that are alive and in sync and miss more than a share of theirs."""
-    deprived = _brokers_that_lead_too_little(image, imbalance_percent_max)
-    count = 0
-    for topic in image.topics.values():
-        for index, partition in enumerate(topic.partitions):
-            preferred = partition.replicas[0]
-            if partition.leader == preferred or preferred not in deprived or count >= count_max:
-                continue
-            record = PartitionChange(
-                topic.id,
-                index,
-                partition,
-                lambda replica: is_active(image, replica),
-                policy.min_isr(topic.name),
-                policy.keeps_elr,
-                Election.PREFERRED,
-            ).record()
-            if record is not None:
-                count += 1
-                yield record
-
-
-def _brokers_that_lead_too_little(image: MetadataImage, percent_max: int) -> set[int]:
-    """Brokers of whose partitions (those that they are the first replica of) others lead more than a share."""
-    wanted: Counter[int] = Counter()
-    missed: Counter[int] = Counter()
-    for topic in image.topics.values():
-        for partition in topic.partitions:
-            preferred = partition.replicas[0]
-            wanted[preferred] += 1
-            missed[preferred] += partition.leader != preferred
-    return {broker for broker, count in missed.items() if count * 100 > wanted[broker] * percent_max}

@@ -12,4 +12,5 @@ from moldau.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLea
 
 
 async def handle(request: ElectLeadersRequest, context: Context) -> ElectLeadersResponse:
-    return await context.node.controller.change(lambda image: decide_elect_leaders(image, request))
+    node = context.node
+    return await node.controller.change(lambda image: decide_elect_leaders(image, request, node.active.policy(image)))
