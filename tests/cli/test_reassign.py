@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from moldau.cli.reassign_plan import plan_moves
+from moldau.cli.reassign_throttle import parse_rate, throttled_replicas
 from moldau.kernel import TopicPartition
 from tests.broker.cluster_kit import Cluster, wait_for
 from tests.cli.conftest import Moldau
@@ -35,6 +38,46 @@ def test_more_replicas_than_brokers_cannot_be() -> None:
         plan_moves(assignment((1, 2, 3)), [1, 2])
 
 
+def test_a_throttle_names_senders_and_receivers() -> None:
+    rows = [{"topic": "t", "partition": 0, "now": (1, 2), "next": (2, 3)}]
+    configs = throttled_replicas(rows)["t"]
+    assert configs == {
+        "leader.replication.throttled.replicas": "0:1,0:2",
+        "follower.replication.throttled.replicas": "0:3",
+    }
+    assert [parse_rate(text) for text in ("500000", "500K", "10MB", "1 G/s")] == [500_000, 500_000, 10**7, 10**9]
+
+
+def test_a_throttled_move_takes_its_time_and_leaves_no_throttle_behind() -> None:
+    with Cluster(3, settings={"replica.fetch.max.bytes": "30000"}) as cluster:
+        moldau = Moldau(cluster.nodes[1].bootstrap)
+        for topic in ("whole", "sent", "fetched"):
+            moldau("topic", "create", topic, "--partitions", "1", "--replication-factor", "1")
+            moldau.fill(topic, 0, *[bytes(999)] * 200)
+
+        def moves(topic: str, *more: str) -> float:
+            (row,) = moldau("partition", "list", topic, "-o", "json").json
+            target = row["leader"] % 3 + 1
+            began = time.monotonic()
+            moldau("reassign", "execute", "--topic", topic, "--brokers", str(target), *more)
+            return time.monotonic() - began
+
+        # 200 kB at 100 kB/s, of which the last fetch may go out at once.
+        assert moves("whole", "--throttle", "100K") > 1.5
+
+        def is_free(resource: str) -> bool:
+            rows = moldau("config", "get", resource, "-o", "json").json
+            return not [row for row in rows if "throttled" in row["key"]]
+
+        wait_for(lambda: is_free("topic/whole") and is_free("broker"))
+        # Each side does it alone, too.
+        for topic, side in (("sent", "leader"), ("fetched", "follower")):
+            moldau("config", "set", "broker", f"{side}.replication.throttled.rate=100000")
+            moldau("config", "set", f"topic/{topic}", f"{side}.replication.throttled.replicas=*")
+            assert moves(topic) > 1.5
+            moldau("reassign", "unthrottle")
+
+
 def test_a_cluster_of_three_is_shown_and_led_by_the_first_replicas_again() -> None:
     with Cluster(3) as cluster:
         moldau = Moldau(cluster.nodes[1].bootstrap)
@@ -47,6 +90,11 @@ def test_a_cluster_of_three_is_shown_and_led_by_the_first_replicas_again() -> No
         assert "there is no node 9" in moldau("node", "describe", "9", code=3).err
         gone = next(node_id for node_id in (3, 2) if node_id != cluster.active())
         cluster.nodes[gone].stop()
+        held = {"topic": "shown", "partition": 0, "replicas": [1, 2, 3]}
+        lacking = wait_for(lambda: moldau("partition", "list", "--under-replicated", "-o", "json").json)
+        assert {key: lacking[0][key] for key in held} | {"replicas": sorted(lacking[0]["replicas"])} == held
+        assert gone not in lacking[0]["isr"]
+        assert moldau("partition", "list", "--offline", "-o", "json").json == []
         fenced = wait_for(lambda: [row["id"] for row in moldau("node", "list", "-o", "json").json if row["fenced"]])
         assert fenced == [gone]
         assert f"node {gone} is forgotten" in moldau("node", "unregister", str(gone), "--yes").err

@@ -28,6 +28,7 @@ COMMANDS = {
     "config": ("moldau.cli.config", "app"),
     "feature": ("moldau.cli.feature", "app"),
     "cluster": ("moldau.cli.cluster", "app"),
+    "partition": ("moldau.cli.partition", "app"),
     "node": ("moldau.cli.node", "node_app"),
     "quorum": ("moldau.cli.node", "quorum_app"),
     "reassign": ("moldau.cli.reassign", "reassign_app"),

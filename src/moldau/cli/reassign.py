@@ -45,18 +45,29 @@ def plan(
 def execute(
     brokers: Brokers = None,
     topics: Topics = None,
+    throttle: Annotated[
+        str | None, typer.Option("--throttle", help="Copy at most so many bytes per second and broker, e.g. 10M.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all replicas have moved.")] = True,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
     properties: Property = None,
 ) -> None:
     """Move what `plan` shows. Partitions can be used all the time."""
+    from moldau.cli import reassign_throttle
     from moldau.cli.output import say, show_rows
     from moldau.cli.remote import on_cluster
 
+    rate = None if throttle is None else reassign_throttle.parse_rate(throttle)
+
     async def work(client: ClusterClient) -> list[dict[str, Any]]:
         rows = await _plan(client, brokers, topics)
+        if rate is not None and rows:
+            await reassign_throttle.throttle(client, rows, rate)
+            say(f"at most {rate:,} bytes/s; should this command not end by itself: moldau reassign unthrottle")
         await move(client, rows, wait=wait)
+        if rate is not None and wait:
+            await reassign_throttle.unthrottle(client, sorted({row["topic"] for row in rows}))
         return rows
 
     rows = on_cluster(bootstrap, properties, work)
@@ -103,6 +114,19 @@ def cancel(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, properties: Property = None
         return len(ongoing)
 
     say(f"stopped {on_cluster(bootstrap, properties, work)} moves")
+
+
+@reassign_app.command()
+def unthrottle(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, properties: Property = None) -> None:
+    """Let replicas be copied as fast as they can again."""
+    from moldau.cli.reassign_throttle import unthrottle as remove
+    from moldau.cli.remote import on_cluster
+    from moldau.client import admin
+
+    async def work(client: ClusterClient) -> None:
+        await remove(client, [topic.name for topic in await admin.list_topics(client)])
+
+    on_cluster(bootstrap, properties, work)
 
 
 @leader_app.command()

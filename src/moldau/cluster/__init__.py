@@ -69,7 +69,9 @@ from moldau.cluster.replication import (
     InSyncProposal,
     PartitionFollower,
     PartitionLeader,
+    Throttle,
     divergence,
+    is_listed,
     truncation_offset,
 )
 from moldau.cluster.sessions import BrokerSessions, Session
@@ -125,6 +127,7 @@ __all__ = [
     "PartitionLeader",
     "PartitionPolicy",
     "Session",
+    "Throttle",
     "TopicDecider",
     "TopicDefaults",
     "TopicImage",
@@ -153,6 +156,7 @@ __all__ = [
     "for_other_brokers",
     "image_records",
     "is_active",
+    "is_listed",
     "keeps_elr",
     "lead_again",
     "lead_uncleanly",

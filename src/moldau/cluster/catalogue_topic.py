@@ -36,7 +36,7 @@ TOPIC_ROWS = (
      "the system."),
     ("flush.ms", "LONG", "9223372036854775807", "MEDIUM", "0..", "",
      "A record is forced to disk at the latest after this many milliseconds."),
-    ("follower.replication.throttled.replicas", "LIST", "", "MEDIUM", "throttled-replicas", "later",
+    ("follower.replication.throttled.replicas", "LIST", "", "MEDIUM", "throttled-replicas", "",
      "Replicas whose replication is throttled on the follower's side, as partition:broker pairs, or \"*\" for "
      "all."),
     ("index.interval.bytes", "INT", "4096", "MEDIUM", "0..", "",
@@ -44,7 +44,7 @@ TOPIC_ROWS = (
      "and indexes larger."),
     ("internal.segment.bytes", "INT", None, "MEDIUM", "", "",
      "Size in bytes at which a segment is closed, without the lower bound of segment.bytes; for tests."),
-    ("leader.replication.throttled.replicas", "LIST", "", "MEDIUM", "throttled-replicas", "later",
+    ("leader.replication.throttled.replicas", "LIST", "", "MEDIUM", "throttled-replicas", "",
      "Replicas whose replication is throttled on the leader's side, as partition:broker pairs, or \"*\" for all."),
     ("local.retention.bytes", "LONG", "-2", "MEDIUM", "-2..", "tiered",
      "Bytes per partition that stay on local disk besides remote storage; -2 means as much as retention.bytes."),

@@ -75,6 +75,7 @@ class Found(NamedTuple):
     leader: tuple[int, int] | None = None
     counters: TopicCounters | None = None
     preferred_replica: int = UNKNOWN
+    is_throttled: bool = False
 
     @property
     def size(self) -> int:
@@ -123,6 +124,8 @@ async def handle(request: FetchRequest, context: Context) -> RawAnswer | FetchRe
             continue
         if fetcher.is_replica:
             each.counters.replication_bytes_out += each.size
+            if each.is_throttled:
+                node.replication.sending.note(each.size)
         else:
             each.counters.bytes_out += each.size
     if any(each.error for each in found):
@@ -301,7 +304,11 @@ def _read_one(
                 preferred_replica=preferred,
             )
     bytes_max = min(state.bytes_max, max(bytes_left, 0))
-    if fetcher.is_replica:
+    throttle = context.node.replication.sending
+    is_throttled = fetcher.is_replica and throttle.applies(partition, fetcher.replica)
+    if is_throttled and throttle.wait_ms():
+        records = None
+    elif fetcher.is_replica:
         records = partition.read_for_replica(state.offset, bytes_max, at_least_one=at_least_one)
     else:
         records = partition.read(state.offset, bytes_max, isolation, at_least_one=at_least_one)
@@ -324,6 +331,7 @@ def _read_one(
         records,
         aborted,
         counters=partition.counters,
+        is_throttled=is_throttled,
     )
 
 

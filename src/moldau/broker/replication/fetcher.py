@@ -59,7 +59,7 @@ class _Fetched:
         self.partition = partition
         # None while the leader's session does not have it.
         self.sent: _Position | None = None
-        # It waits for its disk, or because the leader refused it so many times.
+        # It waits for its disk, because the leader refused it so many times, or because it is throttled.
         self.is_held = False
         self.failures = 0
 
@@ -204,12 +204,16 @@ class ReplicaFetcher:
         """None when there is nothing to be fetched."""
         node, settings = self._node, self._node.settings
         changed, self._changed = self._changed, {}
+        throttle, node_id = self._replication.fetching, node.node_id
+        wait_ms = throttle.wait_ms()
         bytes_max = settings.integer("replica.fetch.max.bytes")
         topics: dict[bytes, FetchRequest.FetchTopic] = {}
         forgotten: dict[bytes, FetchRequest.ForgottenTopic] = {}
         for key in changed:
             topic_id, index = key
             fetched = self._fetched.get(key)
+            if fetched is not None and not fetched.is_held and wait_ms and throttle.applies(fetched.partition, node_id):
+                self._hold_for(fetched, wait_ms)
             position = None if fetched is None or fetched.is_held else _position(fetched.partition)
             if fetched is None or position is None:
                 if key in self._in_session:
@@ -288,6 +292,9 @@ class ReplicaFetcher:
             return
         partition.append_fetched(records, answer.high_watermark, answer.log_start_offset)
         if len(records):
+            throttle = self._replication.fetching
+            if throttle.applies(partition, self._node.node_id):
+                throttle.note(len(records))
             self._sync_if_due(fetched)
         fetched.failures = 0
         if fetched.sent != _position(partition):
@@ -355,8 +362,12 @@ class ReplicaFetcher:
             max(self._node.settings.integer("replica.fetch.backoff.ms"), RETRY_MS_MIN),
         )
         fetched.failures += 1
-        fetched.is_held = True
+        self._hold_for(fetched, delay_ms)
         self._tell(key)
+
+    def _hold_for(self, fetched: _Fetched, delay_ms: int) -> None:
+        key = fetched.partition.topic_id, fetched.partition.index
+        fetched.is_held = True
 
         def go_on() -> None:
             fetched.is_held = False

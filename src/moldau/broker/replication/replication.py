@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from moldau.broker.partition import Partition
 from moldau.broker.replication.fetcher import ReplicaFetcher
 from moldau.broker.replication.proposals import InSyncProposals
+from moldau.broker.replication.throttling import ReplicationThrottle
 from moldau.cluster import InSyncProposal
 from moldau.kernel import NO_LEADER
 
@@ -22,6 +23,8 @@ class Replication:
         self._fetchers: dict[FetcherKey, ReplicaFetcher] = {}
         self._fetched_by: dict[Partition, ReplicaFetcher] = {}
         self._proposals = InSyncProposals(node)
+        self.sending = ReplicationThrottle(node, "leader")
+        self.fetching = ReplicationThrottle(node, "follower")
         self._looked_ms = 0
         self.is_stopping = False
 

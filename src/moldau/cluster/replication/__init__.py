@@ -12,6 +12,7 @@ from moldau.cluster.replication.leader import (
     PartitionLeader,
     divergence,
 )
+from moldau.cluster.replication.throttle import Throttle, is_listed
 
 __all__ = [
     "UNKNOWN_OFFSET",
@@ -19,6 +20,8 @@ __all__ = [
     "InSyncProposal",
     "PartitionFollower",
     "PartitionLeader",
+    "Throttle",
     "divergence",
+    "is_listed",
     "truncation_offset",
 ]
