@@ -202,6 +202,7 @@ def test_a_partition_that_may_lose_data_is_led_as_soon_as_it_may() -> None:
         assert cluster.ask(active, asked).responses[0].error_code == 0
         wait_for(lambda: partition().leader == other)
         assert (partition().isr, partition().leader_recovery_state) == ((other,), 1)
+        wait_for(lambda: controller.metrics.unclean_elections == 1)
         cluster.nodes[leader].start()
         wait_for(lambda: set(partition().isr) == {leader, other})
         assert partition().leader_recovery_state == 0
