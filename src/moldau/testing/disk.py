@@ -428,7 +428,7 @@ class SimulatedDisk:
 
     def lock(self, path: str) -> DirectoryLock:
         if path in self._locks:
-            raise BlockingIOError(f"{path} is held")
+            raise BlockingIOError("another node")
         self._locks.add(path)
         if not self.exists(path):
             self.open(path, create=True)
