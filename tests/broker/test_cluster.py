@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moldau.broker import StartError
 from moldau.client import ConnectionFailed
 from moldau.cluster import PartitionImage
 from moldau.kernel import METADATA_TOPIC, NO_LEADER, ErrorCode
@@ -150,6 +151,22 @@ def test_a_vote_that_cannot_be_written_down_is_not_given() -> None:
         wait_for(node.failed.done)
         (state / "in-the-way").rmdir()
         state.rmdir()
+
+
+def test_a_voter_that_lost_its_vote_does_not_start_and_the_others_go_on() -> None:
+    with Cluster(3) as cluster:
+        active = cluster.active()
+        passive = next(node_id for node_id in (1, 2, 3) if node_id != active)
+        cluster.nodes[passive].stop()
+        state = Path(cluster.nodes[passive].data, "__cluster_metadata-0", "quorum-state")
+        kept = state.read_bytes()
+        state.unlink()
+        with pytest.raises(StartError, match=f"the vote of node {passive} is lost"):
+            cluster.nodes[passive].start()
+        create(cluster, active, "meanwhile", factor=2)
+        state.write_bytes(kept)
+        cluster.nodes[passive].start()
+        wait_for(lambda: "meanwhile" in cluster.node(passive).image.topics)
 
 
 def test_a_stopped_broker_is_fenced_others_lead_and_it_comes_back() -> None:
