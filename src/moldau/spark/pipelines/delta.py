@@ -21,8 +21,8 @@ from moldau.spark.exactly_once import Mark, mark_from
 from moldau.spark.exactly_once_driver import NumberedBatch
 from moldau.spark.pipelines.batch_rules import is_next, note
 from moldau.spark.pipelines.errors import PipelineError
-from moldau.spark.pipelines.lake_rules import LakeRows, check_columns
-from moldau.spark.pipelines.staged_files import FilesLost, Place, StagedFile, read_staged, remove_others
+from moldau.spark.pipelines.lake_rules import LakeRows, check_columns, first_line
+from moldau.spark.pipelines.staged_files import Place, StagedFile, read_staged, remove_others
 
 ROOT = "moldau"
 # Readers and VACUUM leave names with an underscore alone.
@@ -68,7 +68,7 @@ class DeltaWriter:
                 self.storage.uri, self._rows.schema, mode="ignore", storage_options=self.storage.options
             )
         except delta.exceptions.DeltaError as error:
-            raise PipelineError(f"{where} cannot be opened: {_line(error)}") from error
+            raise PipelineError(f"{where} cannot be opened: {first_line(error)}") from error
         if table.metadata().partition_columns:
             raise PipelineError(f"{where} is partitioned, which pipelines do not write: choose another one")
         check_columns(self._rows.schema, _arrow_schema(table), where)
@@ -88,9 +88,10 @@ class DeltaWriter:
                 (self._merge if self._rows.keys else self._add)(table, batch, files)
             except failed:
                 continue  # somebody else was quicker; whether it was this batch is looked at again
-            except FileNotFoundError as error:
+            except Exception:
+                # Of the batch's drivers the quicker one removes what the others have staged, also under their hands.
                 if self._is_next(self._table(), batch.mark):
-                    raise FilesLost(f"batch {batch.batch_id}: {error}") from error
+                    raise
                 return False
             remove_others(self.storage, place, () if self._rows.keys else files)
             return True
@@ -171,7 +172,3 @@ def _arrow_schema(table: Any) -> Any:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

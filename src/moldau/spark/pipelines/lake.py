@@ -14,6 +14,7 @@ from moldau.spark.pipelines.arrow_types import arrow_type
 from moldau.spark.pipelines.batch_writing import column_of, in_tasks, newest_of_each_key, write_batches
 from moldau.spark.pipelines.delta import DeltaStorage, DeltaWriter
 from moldau.spark.pipelines.errors import PipelineError
+from moldau.spark.pipelines.iceberg import IcebergWriter
 from moldau.spark.pipelines.lake_rules import LakeRows
 from moldau.spark.pipelines.queries import WriteBatch
 from moldau.spark.pipelines.staged_files import Place, StagedFile, Storage, write_staged
@@ -30,6 +31,20 @@ class DeltaSink:
     def open(self, bootstrap: str, query: str) -> WriteBatch:
         uri = self.uri if "://" in self.uri else os.path.abspath(self.uri)
         writer = DeltaWriter(DeltaStorage(uri, dict(self.options)), self.rows, query)
+        writer.prepare()
+        return write_batches(writer, lambda rows, place: stage_rows(rows, writer.storage, place, self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSink:
+    """An Iceberg table, which is made when it is not there."""
+
+    catalog: str | Mapping[str, str] = field(repr=False)
+    table: str
+    rows: LakeRows
+
+    def open(self, bootstrap: str, query: str) -> WriteBatch:
+        writer = IcebergWriter(self.catalog, self.table, self.rows, query)
         writer.prepare()
         return write_batches(writer, lambda rows, place: stage_rows(rows, writer.storage, place, self.rows))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from moldau.spark.pipelines.errors import PipelineError
 
@@ -67,12 +68,25 @@ def _plain(kind: Any) -> Any:
     return kind
 
 
-def key_ranges(keys: Sequence[str], batch: Any) -> list[tuple[str, Any, Any, bool]]:
+def key_ranges(keys: Sequence[str], rows: Any) -> list[tuple[str, Any, Any, bool]]:
     """For each key's column its least and its greatest value (None when there is none) and whether there are nulls."""
-    import pyarrow.compute as pc
-
     found = []
     for key in keys:
-        ends = pc.min_max(batch[key]).as_py()
-        found.append((key, ends["min"], ends["max"], bool(batch[key].null_count)))
+        ends = pc.min_max(rows[key]).as_py()
+        found.append((key, ends["min"], ends["max"], bool(rows[key].null_count)))
     return found
+
+
+def without_keys_of(old: Any, new: Any, keys: Sequence[str]) -> Any:
+    """The rows of `old` whose key is not among those of `new`; nulls are equal."""
+    replaced = set(_keys_of(new, keys))
+    return old.filter(pa.array([key not in replaced for key in _keys_of(old, keys)], pa.bool_()))
+
+
+def _keys_of(rows: Any, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(rows[key].to_pylist() for key in keys), strict=True))
+
+
+def first_line(error: BaseException) -> str:
+    """What a library said, as far as it fits on a line."""
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,6 +1,6 @@
 """Parquet files of a batch that nobody sees before the driver's commit, on whatever stores them. No Spark here.
 
-    PLACE/batch-00000000000000000012/6f1c0a93e4b5d672-31-0.parquet
+    shop.orders-5d0a3b4c/batch-00000000000000000012/6f1c0a93e4b5d672-31-0.parquet
 
 Each begin of a batch has a token, so that nothing is ever written twice under one name. Files of a batch that was not
 finished are removed by whoever commits it: before that, they may be those of a driver that is about to.
@@ -8,11 +8,12 @@ finished are removed by whoever commits it: before that, they may be those of a 
 
 from __future__ import annotations
 
+import hashlib
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 ROWS_AT_ONCE = 100_000  # of a row group, and so in memory
 FILE_BYTES_MAX = 256 << 20
+_NAME_MAX = 80
 
 
 class Storage(Protocol):
@@ -47,10 +49,6 @@ class StagedFile:
     row_count: int
 
 
-class FilesLost(RuntimeError):
-    """Files of the tasks are gone: the batch must be done again."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the files of one begin of a batch are."""
@@ -60,7 +58,10 @@ class Place:
 
     @classmethod
     def of(cls, root: str, query: str, batch_id: int) -> Place:
-        return cls(f"{root}/{quote(query, safe='')}/batch-{batch_id:020d}", secrets.token_hex(8))
+        # No character that URLs write otherwise: some tables keep paths as they are, some as parts of URLs.
+        readable = re.sub(r"[^A-Za-z0-9._-]", "_", query)[:_NAME_MAX]
+        own = f"{readable}-{hashlib.sha256(query.encode()).hexdigest()[:8]}"
+        return cls(f"{root}/{own}/batch-{batch_id:020d}", secrets.token_hex(8))
 
 
 def write_staged(storage: Storage, place: Place, schema: Any, attempt: int, batches: Iterable[Any]) -> list[StagedFile]:

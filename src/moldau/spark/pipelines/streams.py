@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from moldau.spark.pipelines import lookups
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.keys import TIME_PATTERN
-from moldau.spark.pipelines.lake import DeltaSink, lake_rows
+from moldau.spark.pipelines.lake import DeltaSink, IcebergSink, lake_rows
 from moldau.spark.pipelines.parquet import ParquetSink
 from moldau.spark.pipelines.postgres import PostgresSink, target_table
 from moldau.spark.pipelines.queries import COMPACTED, FunctionSink, OutputMode, Query, TopicSink, WriteBatch
@@ -196,6 +196,24 @@ class Stream:
         rows = lake_rows(self.df.schema, self.df.columns, keys, self._order(keys, newest))
         return Query(name or f"{_last(uri)}-delta", self.df, DeltaSink(str(uri), rows, dict(options or {})))
 
+    def to_iceberg(
+        self,
+        table: str,
+        key: str | Sequence[str] = (),
+        *,
+        catalog: str | Mapping[str, str],
+        newest: str | None = None,
+        name: str | None = None,
+    ) -> Query:
+        """Rows into an Iceberg table, exactly once; it is made when it is not there. With `key` as in `to_delta`.
+
+        `catalog` is the name of one that pyiceberg is configured with, or its properties: `{"uri": ..., "warehouse":
+        ...}`.
+        """
+        keys = tuple(_names(key))
+        rows = lake_rows(self.df.schema, self.df.columns, keys, self._order(keys, newest))
+        return Query(name or f"{table}-iceberg", self.df, IcebergSink(catalog, table, rows))
+
     def to_function(self, write: WriteBatch, *, name: str, output_mode: OutputMode = "append") -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""
         return Query(name, self.df, FunctionSink(write), output_mode)
@@ -291,6 +309,11 @@ class Aggregation:
     def to_function(self, write: WriteBatch, *, name: str) -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""
         return Query(name, self.df, FunctionSink(write), self.output_mode)
+
+    def to_iceberg(self, table: str, *, catalog: str | Mapping[str, str], name: str | None = None) -> Query:
+        """One row per key and window in an Iceberg table, replaced when it changes, exactly once."""
+        rows = lake_rows(self.df.schema, self.df.columns, self._row_keys)
+        return Query(name or f"{table}-iceberg", self.df, IcebergSink(catalog, table, rows), self.output_mode)
 
     @property
     def _row_keys(self) -> tuple[str, ...]:
