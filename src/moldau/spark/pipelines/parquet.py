@@ -25,6 +25,7 @@ class ParquetSink:
 
     directory: str
     topic: str
+    by: str | None = None  # the column that names a directory for its rows
 
     def __post_init__(self) -> None:
         if "://" in self.directory:
@@ -44,18 +45,20 @@ class ParquetSink:
                 # In the files already, but Spark did not write down the state that comes of it.
                 rows.write.format("noop").mode("overwrite").save()
                 return
-            journal.commit(mark, _write(rows, str(journal.root), prefix))
+            journal.commit(mark, self._write(rows, str(journal.root), prefix))
 
         return write
 
+    def _write(self, rows: DataFrame, root: str, prefix: str) -> list[WrittenFile]:
+        by = self.by
 
-def _write(rows: DataFrame, root: str, prefix: str) -> list[WrittenFile]:
-    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        written = write_files(root, prefix, context.taskAttemptId(), batches)
-        yield pa.record_batch([pa.array([pickle.dumps(written)], pa.binary())], names=["written"])
+        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            written = write_files(root, prefix, context.taskAttemptId(), batches, by)
+            yield pa.record_batch([pa.array([pickle.dumps(written)], pa.binary())], names=["written"])
 
-    # All rows of a partition in one task: what a file is called depends on the batch alone.
-    ordered = rows.repartition(PARTITION).sortWithinPartitions(PARTITION, OFFSET)
-    return [one for row in ordered.mapInArrow(task, _REPORTS).collect() for one in pickle.loads(bytes(row[0]))]
+        # All rows of a partition in one task: what a file is called depends on the batch alone.
+        order = (PARTITION, OFFSET) if by is None else (by, PARTITION, OFFSET)
+        ordered = rows.repartition(PARTITION).sortWithinPartitions(*order)
+        return [one for row in ordered.mapInArrow(task, _REPORTS).collect() for one in pickle.loads(bytes(row[0]))]
