@@ -25,6 +25,7 @@ COMMANDS = {
     "pipeline": ("moldau.cli.pipeline", "app"),
     "dlq": ("moldau.cli.dlq", "app"),
     "table": ("moldau.cli.table", "app"),
+    "demo": ("moldau.cli.demo", "app"),
     "config": ("moldau.cli.config", "app"),
     "feature": ("moldau.cli.feature", "app"),
     "cluster": ("moldau.cli.cluster", "app"),

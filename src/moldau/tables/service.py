@@ -18,7 +18,7 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,20 +61,25 @@ class Service:
 
     async def run(self, bootstrap: str, host: str, port: int, on_ready: Callable[[str, int], None]) -> None:
         """Serve until SIGINT or SIGTERM."""
-        config = uvicorn.Config(self.app, host=host, port=port, log_config=None, access_log=False, lifespan="off")
-        server = _Server(config)
+        server = HttpServer(self.app)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, setattr, server, "should_exit", True)
+            loop.add_signal_handler(number, server.stop)
         # Bound here, so that a port that is taken is an error like any other.
-        listening = _bound(host, port)
+        listening = listen(host, port)
+        async with self.following(bootstrap):
+            on_ready(host, listening.getsockname()[1])
+            await server.serve(sockets=[listening])
+
+    @contextlib.asynccontextmanager
+    async def following(self, bootstrap: str) -> AsyncIterator[None]:
+        """Keep the view current meanwhile."""
         with ThreadPoolExecutor(1, "table-write") as writing:
             async with ClusterClient(bootstrap, client_id="moldau-table") as client:
                 self._followers = {topic: Follower(client, self._view, topic, writing) for topic in self._topics}
                 tasks = [asyncio.create_task(follower.run()) for follower in self._followers.values()]
-                on_ready(host, listening.getsockname()[1])
                 try:
-                    await server.serve(sockets=[listening])
+                    yield
                 finally:
                     for task in tasks:
                         task.cancel()
@@ -158,15 +163,21 @@ class Service:
             return self._view.reader()
 
 
-class _Server(uvicorn.Server):
-    """Signals are the service's affair: it has followers to end as well."""
+class HttpServer(uvicorn.Server):
+    """Signals are the affair of who runs it, for there is more to be ended."""
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+
+    def stop(self) -> None:
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """uvicorn's own binding ends the process when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, or asyncio leaves Nagle's algorithm on, and each answer waits 40 ms for the client's kernel.

@@ -82,5 +82,8 @@ def _blamed(path: Path) -> Iterator[None]:
 
 def _line_in(path: Path, error: BaseException) -> int | None:
     """The deepest line of the file that the error went through."""
-    same = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    where = path.resolve()
+    same = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() == where
+    ]
     return same[-1] if same else None

@@ -19,6 +19,7 @@ class ParquetSink:
 
     directory: str
     topic: str
+    by: str | None = None  # the column that names a directory for its rows
 
     def __post_init__(self) -> None:
         if "://" in self.directory:
@@ -32,8 +33,9 @@ class ParquetSink:
         return write_batches(ParquetJournal(os.path.abspath(self.directory), self.topic, query), self._write)
 
     def _write(self, rows: DataFrame, prefix: str) -> list[WrittenFile]:
-        root = os.path.join(os.path.abspath(self.directory), f"topic={self.topic}")
+        root, by = os.path.join(os.path.abspath(self.directory), f"topic={self.topic}"), self.by
         # All rows of a partition in one task: what a file is called depends on the batch alone.
-        ordered = rows.repartition(PARTITION).sortWithinPartitions(PARTITION, OFFSET)
-        reports = in_tasks(ordered, lambda attempt, batches: write_files(root, prefix, attempt, batches))
+        order = (PARTITION, OFFSET) if by is None else (by, PARTITION, OFFSET)
+        ordered = rows.repartition(PARTITION).sortWithinPartitions(*order)
+        reports = in_tasks(ordered, lambda attempt, batches: write_files(root, prefix, attempt, batches, by))
         return [one for report in reports for one in report]

@@ -37,13 +37,13 @@ class WrittenFile:
     """A file that is complete, still under its hidden name."""
 
     hidden: str
-    partition: int
+    folder: str  # partition=0, or day=2026-11-18/partition=0
     first: int
     last: int
 
     @property
     def final(self) -> str:
-        return f"partition={self.partition}/offsets-{self.first:020d}-{self.last:020d}.parquet"
+        return f"{self.folder}/offsets-{self.first:020d}-{self.last:020d}.parquet"
 
 
 class FilesLost(RuntimeError):
@@ -62,7 +62,7 @@ class ParquetJournal:
         """Finish what a crash has left; then the prefix of hidden names for the batch, None when it is in already."""
         with self._locked():
             is_wanted = self._is_next(batch.mark)
-            for left in self.root.glob(f"partition=*/.{self._query}-*.partial"):
+            for left in self.root.glob(f"**/.{self._query}-*.partial"):
                 left.unlink(missing_ok=True)
         return f".{self._query}-{secrets.token_hex(8)}" if is_wanted else None
 
@@ -108,35 +108,51 @@ class ParquetJournal:
             yield
 
 
-def write_files(root: str, prefix: str, attempt: int, batches: Iterable[Any]) -> list[WrittenFile]:
-    """Rows that come in order of partition and offset, a file for each partition."""
+def write_files(
+    root: str, prefix: str, attempt: int, batches: Iterable[Any], by: str | None = None
+) -> list[WrittenFile]:
+    """Rows that come in order of `by`, partition and offset, a file for each value of `by` and partition.
+
+    The text in the column `by` names a directory, and is not written into the file once more.
+    """
     written: list[WrittenFile] = []
     writer: Any = None
     try:
-        for batch in _by_partition(batches):
-            partition, offsets = batch[PARTITION][0].as_py(), batch[OFFSET]
-            if not written or written[-1].partition != partition:
+        for batch in _by_partition(batches, by):
+            folder, offsets = _folder(batch, by), batch[OFFSET]
+            if by is not None:
+                batch = batch.drop_columns([by])
+            if not written or written[-1].folder != folder:
                 _close(root, writer, written)
-                hidden = f"partition={partition}/{prefix}-{attempt}.partial"
+                hidden = f"{folder}/{prefix}-{attempt}.partial"
                 (Path(root) / hidden).parent.mkdir(parents=True, exist_ok=True)
                 writer = pq.ParquetWriter(Path(root) / hidden, batch.schema)
-                written.append(WrittenFile(hidden, partition, offsets[0].as_py(), offsets[-1].as_py()))
+                written.append(WrittenFile(hidden, folder, offsets[0].as_py(), offsets[-1].as_py()))
             writer.write_batch(batch)
             now = written[-1]
-            written[-1] = WrittenFile(now.hidden, partition, now.first, offsets[-1].as_py())
+            written[-1] = WrittenFile(now.hidden, now.folder, now.first, offsets[-1].as_py())
     finally:
         _close(root, writer, written)
     return written
 
 
-def _by_partition(batches: Iterable[Any]) -> Iterator[Any]:
+def _folder(batch: Any, by: str | None) -> str:
+    partition = f"partition={batch[PARTITION][0].as_py()}"
+    return partition if by is None else f"{by}={quote(str(batch[by][0].as_py()), safe='')}/{partition}"
+
+
+def _by_partition(batches: Iterable[Any], by: str | None) -> Iterator[Any]:
     for batch in batches:
         start = 0
         while start < batch.num_rows:
-            # In order, so those of one partition are side by side.
-            same = pc.sum(pc.equal(batch[PARTITION], batch[PARTITION][start])).as_py()
-            yield batch.slice(start, same)
-            start += same
+            # In order, so those of one file are side by side.
+            rest = batch.slice(start)
+            same = pc.equal(rest[PARTITION], rest[PARTITION][0])
+            if by is not None:
+                same = pc.and_(same, pc.equal(rest[by], rest[by][0]))
+            count = pc.sum(same).as_py()
+            yield rest.slice(0, count)
+            start += count
 
 
 def _close(root: str, writer: Any, written: Sequence[WrittenFile]) -> None:

@@ -171,12 +171,15 @@ class Stream:
         target = target_table(table, self.df.schema, columns, keys, order=order, order_columns=metadata)
         return Query(name or table, self.df.select(*target.staged), PostgresSink(target, dsn))
 
-    def to_parquet(self, directory: str | Path, topic: str, *, name: str | None = None) -> Query:
-        """Rows into Parquet files, exactly once, laid out and named as `moldau topic export` does it."""
+    def to_parquet(self, directory: str | Path, topic: str, *, by: str | None = None, name: str | None = None) -> Query:
+        """Rows into Parquet files, exactly once, laid out and named as `moldau topic export` does it; with `by`, a
+        column of texts, in a directory for each of its values."""
         lost = [one for one in (PARTITION, OFFSET) if one not in self.df.columns]
         if lost:
             raise PipelineError(f"the stream has no {lost[0]}, which names the files: keep {PARTITION} and {OFFSET}")
-        return Query(name or f"{topic}-parquet", self.df, ParquetSink(str(directory), topic))
+        if by is not None:
+            self._check_columns([by])
+        return Query(name or f"{topic}-parquet", self.df, ParquetSink(str(directory), topic, by))
 
     def to_delta(
         self,
