@@ -87,6 +87,7 @@ class SimulatedNode:
             listen=self._network.listener_of(process),
         )
         node.start()
+        node.replicas.closing_threads = 1
 
     def _on_death(self) -> None:
         self._say(f"node_died life={self.lives} at_step={self.disk.steps}")
