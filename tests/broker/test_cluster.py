@@ -45,6 +45,19 @@ def test_every_node_forwards_to_the_one_that_decides_and_follows_its_log(cluster
         assert {len(set(each.replicas)) for each in partitions} == {3}
 
 
+def test_a_request_is_forwarded_also_when_the_controller_has_to_be_connected_to_first(cluster: Cluster) -> None:
+    """After a failover, say: a client's request may come before the next heartbeat has opened the connection."""
+    passive = next(node_id for node_id in (1, 2, 3) if node_id != cluster.active())
+    channel = cluster.node(passive).channel
+
+    async def forget_connection() -> None:
+        channel.close()
+
+    for attempt in range(5):
+        cluster.run_on(passive, forget_connection())
+        create(cluster, passive, f"connected-{attempt}", partitions=1)
+
+
 def test_the_quorum_is_described_by_its_leader_also_through_others(cluster: Cluster) -> None:
     active = cluster.active()
     topics = [DescribeQuorumRequest.TopicData(METADATA_TOPIC, [DescribeQuorumRequest.PartitionData(0)])]
