@@ -17,6 +17,8 @@ EVENT = (
     "latency_ms DOUBLE NOT NULL, at TIMESTAMP NOT NULL"
 )
 DAY = "spark.moldau.demo.day"
+# What a query of ours wrote in one batch is in no order of time. It is read whole, or the rest of it would be late.
+WHOLE = {"maxOffsetsPerTrigger": str((1 << 63) - 1)}
 
 
 def scale_here(pipeline: Pipeline) -> Scale:

@@ -86,8 +86,9 @@ class SeasonalBaseline:
             self.deviation += _DEVIATION * (_MEAN_TO_DEVIATION * min(abs(off), most) - self.deviation)
             if expected.is_seasonal:
                 self.today += _TODAY * off
-        known = self.before[reading.phase]
-        self.before[reading.phase] = value if known is None else known + _DAY_BEFORE * (value - known)
+        # Without what today is off, so that a level that has shifted for good is not counted twice tomorrow.
+        known, rhythm = self.before[reading.phase], value - self.today
+        self.before[reading.phase] = rhythm if known is None else known + _DAY_BEFORE * (rhythm - known)
         self._follow(value)
 
     def accept(self, reading: Reading, expected: Expected) -> None:

@@ -24,7 +24,7 @@ CALM_WINDOWS = 2
 SHORT_WINDOWS = 8
 # What took so long to add up came little by little.
 GRADUAL_WINDOWS = 3
-MAJOR, CRITICAL = 6.0, 10.0
+MAJOR, CRITICAL = 8.0, 14.0
 # A moving average cannot be held for longer.
 HELD_WINDOWS_MAX = 12
 

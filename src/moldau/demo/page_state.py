@@ -108,6 +108,11 @@ class PageState:
         return [json.loads(row.value) for row in page.rows]
 
 
+def has_points(state: Mapping[str, Any]) -> bool:
+    """The chart of requests shows a line: two minutes that are complete, before the two that may not be."""
+    return any(len(minutes) >= 4 for minutes in state["sites"].values())
+
+
 def queries_of(folder: Path) -> list[dict[str, Any]]:
     """What a pipeline that runs says of its queries."""
     try:

@@ -19,6 +19,7 @@ from typing import IO
 
 from moldau.client import ClusterClient
 from moldau.demo.dashboard import Dashboard
+from moldau.demo.page_state import has_points
 from moldau.demo.folders import PipelineSettings, write_folders
 from moldau.demo.scale import scale_from
 from moldau.demo.topics import prepare
@@ -97,7 +98,7 @@ class Demo:
                     serving = asyncio.create_task(server.serve(sockets=[listening]))
                     where = f"http://127.0.0.1:{listening.getsockname()[1]}"
                     self._say(
-                        f"open {where} in a browser (broker on {bootstrap}; first charts in about half a minute; "
+                        f"open {where} in a browser (broker on {bootstrap}; charts come in about half a minute; "
                         "Ctrl-C ends it all)"
                     )
                     failed = await self._watch(dashboard)
@@ -181,7 +182,7 @@ class Demo:
                 if process.returncode is not None:
                     self._say(f"the {name} has ended: {self._last_line(name)}")
                     return 1
-            if not has_data and (await dashboard.read())["active"]["minute"]:
+            if not has_data and has_points(await dashboard.read()):
                 has_data = True
                 self._say(f"the first chart has data, {time.monotonic() - self._began:.0f} s after the start")
             try:

@@ -15,26 +15,25 @@ SITES, ACTIVE, APPROXIMATE = "demo_sites", "demo_active", "demo_active_approxima
 TREND, ANOMALIES = "demo_trend", "demo_anomalies"
 TABLES = (SITES, ACTIVE, APPROXIMATE, TREND, ANOMALIES)
 
-_EVENT_PARTITIONS = 2
-_DAYS_KEPT, _HOURS_KEPT_MIN = 3, 2
+_DAYS_KEPT, _HOURS_KEPT_MIN = 3, 1
 
 
 async def prepare(client: ClusterClient, scale: Scale) -> None:
     """Make those that are not there."""
     kept_ms = max(_DAYS_KEPT * scale.day_ms, _HOURS_KEPT_MIN * 3_600_000)
     passing = {"retention.ms": str(kept_ms), "segment.ms": str(kept_ms // 8)}
-    await _create(client, EVENTS, _EVENT_PARTITIONS, passing)
-    for name in (REQUESTS, SEEN):
-        await _create(client, name, 1, passing)
-    await _create(client, DEAD_LETTERS, 1, {})
-    await _create(client, TRUTH, 1, {"cleanup.policy": "compact"})
+    for name in (EVENTS, REQUESTS, SEEN):
+        await _create(client, name, passing)
+    await _create(client, DEAD_LETTERS, {})
+    await _create(client, TRUTH, {"cleanup.policy": "compact"})
     for name in TABLES:
-        await _create(client, name, 1, {**passing, "cleanup.policy": "compact,delete"})
+        await _create(client, name, {**passing, "cleanup.policy": "compact,delete"})
 
 
-async def _create(client: ClusterClient, name: str, partitions: int, configs: Mapping[str, str]) -> None:
+async def _create(client: ClusterClient, name: str, configs: Mapping[str, str]) -> None:
+    """With one partition: some thousand events a second need no more, and what is read is in the order of time."""
     try:
-        await admin.create_topics(client, name, partitions=partitions, configs=configs)
+        await admin.create_topics(client, name, partitions=1, configs=configs)
     except KafkaError as error:
         if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
             raise

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pyspark.sql import functions as F
 
-from moldau.demo.analysing import scale_here, span
+from moldau.demo.analysing import WHOLE, scale_here, span
 from moldau.demo.watching import watch
 from moldau.spark.pipelines import Aggregation, Pipeline, Query
 
@@ -26,7 +26,7 @@ def queries(pipeline: Pipeline) -> Iterator[Query]:
     # minute more, for what was late in the batch that ended it.
     final = span(scale.lateness_ms + 2 * scale.minute_ms)
 
-    minutes = pipeline.stream("demo_sites", SITE).watermark("window_start", final)
+    minutes = pipeline.stream("demo_sites", SITE, options=WHOLE).watermark("window_start", final)
     trends = minutes.through(lambda rows: watch(rows, scale)).df
     yield Aggregation(trends, ("site", "metric"), True, "append").to_table("demo_trend")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pyspark.sql import functions as F
 
-from moldau.demo.analysing import EVENT, scale_here, span
+from moldau.demo.analysing import EVENT, WHOLE, scale_here, span
 from moldau.spark.pipelines import Pipeline, Query
 
 
@@ -15,7 +15,7 @@ def queries(pipeline: Pipeline) -> Iterator[Query]:
     events = pipeline.stream("demo-events", EVENT, dead_letters="demo-dead-letters").watermark("at", late)
     yield events.deduplicate("id", within=late).to_topic("demo-requests", key="site")
 
-    requests = pipeline.stream("demo-requests", EVENT).watermark("at", late)
+    requests = pipeline.stream("demo-requests", EVENT, options=WHOLE).watermark("at", late)
     by_site = requests.tumbling(span(scale.minute_ms), by="site").agg(
         requests=F.count("*"),
         errors=F.count_if(F.col("status") >= 500),

@@ -1,7 +1,7 @@
 // Lines over time as SVG: axes, bands behind them, a legend, and the values below the pointer.
 
 const SVG = "http://www.w3.org/2000/svg";
-const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
+const LEFT = 54, RIGHT = 8, TOP = 8, BOTTOM = 20;
 
 export function make(name, attributes = {}, text = null, space = null) {
   const element = space ? document.createElementNS(space, name) : document.createElement(name);

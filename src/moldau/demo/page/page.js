@@ -36,7 +36,7 @@ const charts = {
     series: [{ name: "change against the same time yesterday", colour: "violet", area: true }],
   }),
   hours: new Chart(byId("hours"), {
-    format: compact,
+    height: 235, format: compact,
     series: [{ name: "users", colour: "blue", area: true }, { name: "HyperLogLog", colour: "amber", dashed: true }],
   }),
 };
@@ -138,7 +138,7 @@ function showTiles(state, complete, active, trend, seconds) {
     ["requests a second", last ? number(last[1] / seconds) : "–", change === null ? "" : `${signed(change)} against yesterday`, change === null ? "" : change >= 0 ? "up" : "down"],
     ["errors", last ? percent(last[2] / last[1]) : "–", last ? `${number(last[2])} of ${number(last[1])}` : "", ""],
     ["latency, p95", last ? `${number(last[4])} ms` : "–", last ? `p50 ${number(last[3])} ms` : "", ""],
-    ["active users", now ? number(now[1]) : "–", now ? `about ${number(now[3])} by HyperLogLog` : "", ""],
+    ["active users", now ? number(now[1]) : "–", now ? `${number(now[3])} estimated` : "", ""],
     ["active sites", now ? number(now[2]) : "–", "", ""],
     ["anomalies at hand", number(open), `${number(state.anomalies.length)} seen lately`, "", open ? "alarm" : ""],
   ];

@@ -1,0 +1,158 @@
+"""The demo's pipeline on Spark, over two days of traffic that are there already: every count is that of the traffic,
+and the anomalies are those that were put in."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from moldau.client import BlockingProducer
+from moldau.demo.comparing import read_score
+from moldau.demo.folders import PipelineSettings, write_folders
+from moldau.demo.scale import scale_from
+from moldau.demo.topics import ACTIVE, ANOMALIES, APPROXIMATE, EVENTS, SITES, TREND, TRUTH, prepare
+from moldau.demo.traffic import Requests, requests_of_minute, sendings_of_minute, time_text
+from moldau.demo.world import World
+from moldau.spark.pipelines import Pipeline
+from moldau.spark.pipelines.loading import load_queries
+from moldau.spark.pipelines.project import read_project
+from moldau.testing import Broker
+from tests.spark.clusters import Cluster
+
+SCALE = scale_from("5m")
+START_MS = 1_790_000_100_000
+SEED, SITE_COUNT, RATE, DAYS = 101, 4, 240, 2
+# The state of one query is the input of the next.
+STAGES = (("demo-requests",), (SITES, "demo-seen", APPROXIMATE), (ACTIVE, TREND), (ANOMALIES,))
+
+
+@pytest.mark.timeout(400)
+def test_every_count_is_that_of_the_traffic_and_the_anomalies_are_found(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(SEED, SCALE, START_MS, SITE_COUNT)
+    first = world.start_ms // SCALE.minute_ms
+    days = [requests_of_minute(world, RATE, minute) for minute in range(first, first + DAYS * SCALE.minutes_per_day)]
+    with Broker() as broker:
+        cluster = Cluster("moldau", broker.bootstrap, broker.data)
+        bad = send(world, days, cluster)
+        run_pipelines(spark, cluster, tmp_path)
+        tables = {name: table(cluster, name) for name in (SITES, ACTIVE, APPROXIMATE, TREND, ANOMALIES)}
+        assert len(cluster.read("demo-dead-letters")) == bad > 50
+        check_sites(world, days, tables[SITES])
+        check_active(world, days, tables[ACTIVE], tables[APPROXIMATE])
+        check_trend(days, tables[TREND])
+        result = cluster.do(read_score)
+        print(f"seed {SEED}: precision {result.precision:.3f}, recall {result.recall:.3f} of {result.put_in}")
+        assert result.put_in >= 8
+        assert result.precision >= 0.9 and result.recall >= 0.9, (result.missed, result.wrong)
+    check_files(days, tmp_path / "lake")
+
+
+def send(world: World, days: list[Requests], cluster: Cluster) -> int:
+    """The records of all minutes, in the order in which they leave; how many of them are bad."""
+    cluster.do(lambda client: prepare(client, SCALE))
+    sendings = sorted((one for minute in days for one in sendings_of_minute(world, minute)), key=lambda one: one.at_ms)
+    with BlockingProducer(cluster.bootstrap, {"linger.ms": 5, "compression.type": "lz4"}) as producer:
+        for one in sendings:
+            producer.send(EVENTS, one.value, key=one.key)
+        until = world.start_ms + DAYS * SCALE.day_ms
+        run = {"start_ms": world.start_ms, "until_ms": until, "minute_ms": SCALE.minute_ms, "seed": SEED}
+        producer.send(TRUTH, json.dumps({"run": run}).encode(), key=b"run")
+        for number, one in enumerate(world.anomalies(until)):
+            told = {name: getattr(one, name) for name in ("site", "metric", "kind", "start_ms", "end_ms")}
+            value = json.dumps({"anomaly": told | {"is_cut": False}}).encode()
+            producer.send(TRUTH, value, key=b"%d" % number)
+    return sum(is_bad(one.value) for one in sendings)
+
+
+def is_bad(value: bytes) -> bool:
+    try:
+        event = json.loads(value)
+        return "site" not in event or not isinstance(event["status"], int)
+    except ValueError:
+        return True
+
+
+def run_pipelines(spark: SparkSession, cluster: Cluster, directory: Path) -> None:
+    """As `moldau pipeline run` loads them, stage by stage; each until it has read what is there."""
+    settings = PipelineSettings(cluster.bootstrap, "5m", str(directory / "lake"))
+    spark.conf.set("spark.moldau.demo.day", settings.day)
+    spark.conf.set("spark.moldau.demo.lake", settings.lake)
+    for folder in write_folders(directory, settings):
+        project = read_project(folder)
+        # Several batches, so that watermarks move in between.
+        options = {"maxOffsetsPerTrigger": "60000"}
+        pipeline = Pipeline(
+            spark, project.bootstrap, name=project.name, checkpoints=project.checkpoints, options=options
+        )
+        queries = {query.name: query for query in load_queries(project, pipeline)}
+        for stage in STAGES if project.name == "analytics" else (tuple(queries),):
+            pipeline.run(*(queries[name] for name in stage))
+
+
+def table(cluster: Cluster, topic: str) -> dict[tuple[str, ...], dict[str, Any]]:
+    newest = {tuple(json.loads(record.key or b"")): record for record in cluster.read(topic)}
+    return {key: json.loads(record.value or b"") for key, record in newest.items()}
+
+
+def check_sites(world: World, days: list[Requests], found: dict[tuple[str, ...], dict[str, Any]]) -> None:
+    expected = {}
+    for minute in days:
+        for index, site in enumerate(world.sites):
+            own = minute.site == index
+            if own.any():
+                percentile = float(np.percentile(minute.latency_ms[own], 95, method="inverted_cdf"))
+                key = (site.name, time_text(minute.minute * SCALE.minute_ms))
+                expected[key] = (int(own.sum()), int(minute.failed[own].sum()), percentile)
+    assert {key: (row["requests"], row["errors"]) for key, row in found.items()} == {
+        key: value[:2] for key, value in expected.items()
+    }
+    assert all(row["p50"] <= row["p95"] <= row["p99"] for row in found.values())
+    off = [abs(found[key]["p95"] / value[2] - 1) for key, value in expected.items()]
+    assert max(off) < 0.01
+
+
+def check_active(world: World, days: list[Requests], found: Any, estimated: Any) -> None:
+    users: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+    for minute in days:
+        begin = minute.minute * SCALE.minute_ms
+        seen = set(zip(minute.site.tolist(), minute.user.tolist(), strict=True))
+        users["minute", time_text(begin)] |= seen
+        users["hour", time_text(begin - begin % SCALE.hour_ms)] |= seen
+    assert {key: (row["users"], row["sites"]) for key, row in found.items()} == {
+        key: (len(seen), len({site for site, _ in seen})) for key, seen in users.items()
+    }
+    assert set(estimated) == set(users)
+    assert all(abs(row["users"] / len(users[key]) - 1) < 0.12 for key, row in estimated.items())
+
+
+def check_trend(days: list[Requests], found: dict[tuple[str, ...], dict[str, Any]]) -> None:
+    """The second day's rows have the first day's values beside them."""
+    requests = {key: row for key, row in found.items() if row["metric"] == "requests"}
+    assert len(requests) > 0.95 * SITE_COUNT * len(days)
+    by_time = {(site, row["window_start"]): row["value"] for (site, *_), row in requests.items()}
+    compared = 0
+    for (site, *_), row in requests.items():
+        if row["yesterday"] is not None:
+            start = int(np.datetime64(row["window_start"][:-1], "ms").astype(np.int64))
+            assert row["yesterday"] == by_time[site, time_text(start - SCALE.day_ms)]
+            compared += 1
+    assert compared > 0.95 * SITE_COUNT * SCALE.minutes_per_day
+
+
+def check_files(days: list[Requests], lake: Path) -> None:
+    """Every event that can be read, as often as it was sent, in the directory of its day."""
+    ids = []
+    for path in lake.glob("topic=demo-events/day=*/partition=*/*.parquet"):
+        rows = pq.ParquetFile(path).read(["id", "at"])
+        times = rows["at"].cast("int64").to_numpy() // 1000
+        names = {time_text(one - one % SCALE.day_ms)[:16].replace(":", "") for one in times.tolist()}
+        assert names == {path.parent.parent.name.removeprefix("day=")}
+        ids += rows["id"].to_pylist()
+    assert len(set(ids)) == sum(len(minute) for minute in days) < len(ids)
