@@ -16,7 +16,8 @@ from moldau.spark.pipelines.errors import PipelineError
 class LakeRows:
     """The rows of a query, as a table of files holds them.
 
-    With `keys` a row replaces the one that has the same; of several in one batch the last one by `order` stays.
+    With `keys` a row replaces the one that has the same; of several in one batch the last one by `order` stays, which
+    may name columns that are not kept.
     """
 
     schema: Any  # Arrow's
@@ -24,7 +25,7 @@ class LakeRows:
     order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        lost = [one for one in (*self.keys, *self.order) if one not in self.schema.names]
+        lost = [one for one in self.keys if one not in self.schema.names]
         if lost:
             raise PipelineError(f"there is no column {lost[0]!r}; there is {', '.join(self.schema.names)}")
 

@@ -57,11 +57,18 @@ class Place:
     token: str
 
     @classmethod
+    def fresh(cls, directory: str) -> Place:
+        return cls(directory, secrets.token_hex(8))
+
+    @classmethod
     def of(cls, root: str, query: str, batch_id: int) -> Place:
-        # No character that URLs write otherwise: some tables keep paths as they are, some as parts of URLs.
-        readable = re.sub(r"[^A-Za-z0-9._-]", "_", query)[:_NAME_MAX]
-        own = f"{readable}-{hashlib.sha256(query.encode()).hexdigest()[:8]}"
-        return cls(f"{root}/{own}/batch-{batch_id:020d}", secrets.token_hex(8))
+        return cls.fresh(f"{root}/{directory_of(query)}/batch-{batch_id:020d}".lstrip("/"))
+
+
+def directory_of(query: str) -> str:
+    # No character that URLs write otherwise: some tables keep paths as they are, some as parts of URLs.
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", query)[:_NAME_MAX]
+    return f"{readable}-{hashlib.sha256(query.encode()).hexdigest()[:8]}"
 
 
 def write_staged(storage: Storage, place: Place, schema: Any, attempt: int, batches: Iterable[Any]) -> list[StagedFile]:
@@ -101,7 +108,8 @@ def remove_others(storage: Storage, place: Place, keep: Sequence[StagedFile]) ->
 class _Writer:
     def __init__(self, filesystem: Any, path: str, schema: Any) -> None:
         self._path = path
-        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        if isinstance(getattr(filesystem, "base_fs", filesystem), pafs.LocalFileSystem):
+            filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         self._out = filesystem.open_output_stream(path)
         self._writer = pq.ParquetWriter(self._out, schema, compression="zstd")
         self._row_count = 0

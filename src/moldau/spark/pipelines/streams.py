@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -21,6 +21,7 @@ from moldau.spark.pipelines.lake import DeltaSink, IcebergSink, lake_rows
 from moldau.spark.pipelines.parquet import ParquetSink
 from moldau.spark.pipelines.postgres import PostgresSink, target_table
 from moldau.spark.pipelines.queries import COMPACTED, FunctionSink, OutputMode, Query, TopicSink, WriteBatch
+from moldau.spark.pipelines.redshift import redshift_sink
 
 if TYPE_CHECKING:
     from moldau.spark.pipelines.tables import Table
@@ -217,6 +218,28 @@ class Stream:
         rows = lake_rows(self.df.schema, self.df.columns, keys, self._order(keys, newest))
         return Query(name or f"{table}-iceberg", self.df, IcebergSink(catalog, table, rows))
 
+    def to_redshift(
+        self,
+        dsn: str,
+        table: str,
+        key: str | Sequence[str] = (),
+        *,
+        s3: str,
+        iam_role: str = "default",
+        newest: str | None = None,
+        name: str | None = None,
+        s3_options: Mapping[str, Any] | None = None,
+    ) -> Query:
+        """Rows into a table of Redshift by way of files in `s3`, exactly once; it is made when it is not there. With
+        `key` as in `to_postgres`. `s3_options` are those of Arrow's S3FileSystem."""
+        keys = tuple(_names(key))
+        columns = [one for one in self.df.columns if one not in METADATA]
+        order = self._order(keys, newest)
+        sink = redshift_sink(
+            dsn, table, self.df.schema, columns, keys, order, s3=s3, iam_role=iam_role, s3_options=s3_options
+        )
+        return Query(name or f"{table}-redshift", self.df, sink)
+
     def to_function(self, write: WriteBatch, *, name: str, output_mode: OutputMode = "append") -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""
         return Query(name, self.df, FunctionSink(write), output_mode)
@@ -317,6 +340,23 @@ class Aggregation:
         """One row per key and window in an Iceberg table, replaced when it changes, exactly once."""
         rows = lake_rows(self.df.schema, self.df.columns, self._row_keys)
         return Query(name or f"{table}-iceberg", self.df, IcebergSink(catalog, table, rows), self.output_mode)
+
+    def to_redshift(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        s3: str,
+        iam_role: str = "default",
+        name: str | None = None,
+        s3_options: Mapping[str, Any] | None = None,
+    ) -> Query:
+        """One row per key and window in a table of Redshift, replaced when it changes, exactly once."""
+        columns, keys = self.df.columns, self._row_keys
+        sink = redshift_sink(
+            dsn, table, self.df.schema, columns, keys, (), s3=s3, iam_role=iam_role, s3_options=s3_options
+        )
+        return Query(name or f"{table}-redshift", self.df, sink, self.output_mode)
 
     @property
     def _row_keys(self) -> tuple[str, ...]:
