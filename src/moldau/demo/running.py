@@ -19,8 +19,8 @@ from typing import IO
 
 from moldau.client import ClusterClient
 from moldau.demo.dashboard import Dashboard
-from moldau.demo.page_state import has_points
 from moldau.demo.folders import PipelineSettings, write_folders
+from moldau.demo.page_state import has_points
 from moldau.demo.scale import scale_from
 from moldau.demo.topics import prepare
 from moldau.tables import TableView
