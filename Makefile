@@ -16,9 +16,9 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
 	@touch $@
 
-run: $(STAMP)  ## start a broker on 127.0.0.1:9092 with its data in ./.moldau
+run: $(STAMP)  ## a broker on 127.0.0.1:9092 and in-stream analytics to look at on http://127.0.0.1:8080
 	@tools/install-java
-	@$(BIN)/moldau up
+	@$(BIN)/moldau demo run
 
 SPARK_4_3 := .cache/spark-4.3
 test: $(STAMP) $(SPARK_4_3)/.ready  ## run every test

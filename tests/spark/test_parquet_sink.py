@@ -72,6 +72,30 @@ def test_a_batch_that_was_not_committed_leaves_nothing(journal: ParquetJournal, 
     assert list(journal.root.rglob("*.partial")) == []
 
 
+def test_rows_go_into_a_directory_for_each_value_which_is_not_in_the_file_once_more(
+    journal: ParquetJournal, tmp_path: Path
+) -> None:
+    columns = [["10/11", "10/11", "11/11", "11/11", "11/11"], [0, 1, 0, 0, 1], [1, 4, 2, 3, 5]]
+    rows = pa.record_batch(list(map(pa.array, columns)), names=["day", "_partition", "_offset"])
+    left = write_files(str(journal.root), journal.begin(FIRST) or "", 1, [rows], "day")
+    files = write_files(str(journal.root), journal.begin(FIRST) or "", 1, [rows.slice(0, 3), rows.slice(3)], "day")
+    assert len(left) == len(files) == 4 and not any((journal.root / one.hidden).exists() for one in left)
+    assert journal.commit(FIRST, files)
+    found = {
+        str(path.relative_to(journal.root)): pq.ParquetFile(path).read() for path in journal.root.rglob("*.parquet")
+    }
+    assert {name: table["_offset"].to_pylist() for name, table in found.items()} == {
+        f"day={day}/partition={partition}/offsets-{first:020d}-{last:020d}.parquet": [*range(first, last + 1)]
+        for day, partition, first, last in (
+            ("10%2F11", 0, 1, 1),
+            ("10%2F11", 1, 4, 4),
+            ("11%2F11", 0, 2, 3),
+            ("11%2F11", 1, 5, 5),
+        )
+    }
+    assert all(table.column_names == ["_partition", "_offset"] for table in found.values())
+
+
 def test_a_crash_in_the_middle_of_the_renames_is_finished_by_the_next_driver(
     journal: ParquetJournal, tmp_path: Path
 ) -> None:

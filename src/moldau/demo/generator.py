@@ -38,7 +38,7 @@ class Generator:
         self._now_ms = now_ms
         self._waiting: list[tuple[float, int, Sending]] = []
         self._queued = 0
-        self._minute = world.scale.minute_of(world.start_ms)
+        self.minute = world.scale.minute_of(world.start_ms)
         self._told: dict[str, Injected] = {}
 
     async def run(self, until_ms: int | None = None) -> None:
@@ -58,19 +58,19 @@ class Generator:
                     await asyncio.wait_for(self.stopping.wait(), TICK_SECONDS)
                 except TimeoutError:
                     continue
-            end = self._minute * self.world.scale.minute_ms
+            end = self.minute * self.world.scale.minute_ms
             await self._send(producer, end - 1)
             for _, _, sending in sorted(self._waiting):
                 await self._give(producer, sending)
             await self._tell(producer, end, is_last=True)
 
     async def _send(self, producer: Producer, now: int) -> None:
-        while self._minute * self.world.scale.minute_ms <= now:
-            requests = requests_of_minute(self.world, self.rate, self._minute)
+        while self.minute * self.world.scale.minute_ms <= now:
+            requests = requests_of_minute(self.world, self.rate, self.minute)
             for one in sendings_of_minute(self.world, requests):
                 self._queued += 1
                 heapq.heappush(self._waiting, (one.at_ms, self._queued, one))
-            self._minute += 1
+            self.minute += 1
         while self._waiting and self._waiting[0][0] <= now:
             await self._give(producer, heapq.heappop(self._waiting)[2])
 

@@ -51,8 +51,8 @@ class PageState:
 
     def _newest_minute(self, now_ms: int) -> int:
         """A demo that stands still goes on showing what it showed last."""
-        while rows := self._rows(ACTIVE, ("minute",), self._newest):
-            self._newest = _ms(rows[-1]["window_start"]) + 1
+        while rows := self._rows(ACTIVE, ("minute",), self._newest + 1):
+            self._newest = _ms(rows[-1]["window_start"])
         return self._newest or now_ms
 
     def _sites(self) -> Iterator[str]:

@@ -12,12 +12,12 @@ from moldau.demo.scoring import Score, Span, score
 from moldau.demo.traffic import RATE_DEFAULT, Requests, requests_of_minute
 from moldau.demo.world import SITES_DEFAULT, World
 
-START_MS = 1_790_000_000_000
+START_MS = 1_789_999_800_000
 
 
 def rehearse(seed: int, scale: Scale, days: int, rate: float = RATE_DEFAULT, sites: int = SITES_DEFAULT) -> Score:
     """The score of so many days of a seed."""
-    world = World(seed, scale, START_MS - START_MS % scale.day_ms, sites)
+    world = World(seed, scale, START_MS, sites)
     detectors = [Detector(scale.minutes_per_day) for _ in world.sites]
     found: dict[tuple[str, str, int], Anomaly] = {}
     first = world.start_ms // scale.minute_ms

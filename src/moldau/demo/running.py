@@ -83,7 +83,7 @@ class Demo:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stopping.set)
-        listening = listen("127.0.0.1", self._settings.http_port)
+        listening = listen("127.0.0.1", self._settings.http_port, "--http-port")
         view = TableView(self._settings.data / "view.sqlite")
         try:
             bootstrap = await self._start_broker()

@@ -177,7 +177,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, option: str = "--port") -> socket.socket:
     """uvicorn's own binding ends the process when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, or asyncio leaves Nagle's algorithm on, and each answer waits 40 ms for the client's kernel.
@@ -188,7 +188,7 @@ def listen(host: str, port: int) -> socket.socket:
         listening.listen(_BACKLOG)  # whoever is told the address may connect at once
     except OSError as error:
         listening.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; give another --port") from error
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; give another {option}") from error
     return listening
 
 

@@ -194,7 +194,7 @@ function showPipeline(state) {
   const lag = state.queries.reduce((sum, one) => sum + (one.lag ?? 0), 0);
   const failing = state.queries.filter((one) => one.state !== "running").length;
   byId("pipeline-note").textContent = state.queries.length
-    ? `${state.queries.length} queries, ${failing ? `${failing} not running, ` : ""}${number(lag)} records behind`
+    ? `${state.queries.length} ${state.queries.length === 1 ? "query" : "queries"}, ${failing ? `${failing} not running, ` : ""}${number(lag)} records behind`
     : "Spark is starting";
   byId("queries").replaceChildren(table(["query", "state", "rows/s", "batch", "lag", "state rows"], state.queries.map((one) => {
     const status = make("span", { class: one.state === "running" ? "" : "bad" }, one.state);
