@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.ready
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate faults faults-spark generate facts clean
+.PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate planted-bugs faults faults-spark generate facts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.-]+):.*## /  make \1|/' | column -t -s'|'
@@ -53,9 +53,14 @@ bench-spark: $(STAMP)  ## compare with Spark's own connector in one run, ten min
 	@$(BIN)/python -m bench spark
 
 SEEDS ?= 1000
-simulate: $(STAMP)  ## transactions under crashes and power losses, SEEDS=1000 of each
-	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS)
-	@$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --kind power-losses
+simulate: $(STAMP)  ## clusters, and transactions under crashes and power losses, SEEDS=1000 of each
+	@$(BIN)/moldau simulate --seeds $(SEEDS) --jobs 2
+	@$(BIN)/moldau simulate --seeds $(SEEDS) --jobs 2 --kind crashes
+	@$(BIN)/moldau simulate --seeds $(SEEDS) --jobs 2 --kind power-losses
+
+BUG_SEEDS ?= 2000
+planted-bugs: $(STAMP)  ## break the broker on purpose, bug by bug: each must be found within BUG_SEEDS=2000 seeds
+	@$(BIN)/python -m tests.simulation.find_bugs --seeds $(BUG_SEEDS)
 
 ROUNDS ?= 3
 faults: $(STAMP)  ## three brokers on hosts of their own, every fault ROUNDS=3 times, nothing may be lost; needs root

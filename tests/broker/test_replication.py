@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from moldau.kernel import ErrorCode
+from moldau.broker.markers import End
+from moldau.broker.reply import Reply
+from moldau.kernel import ErrorCode, ProducerIdAndEpoch, TopicPartition
 from moldau.protocol.batches import Record, build_batch, iterate_batches
 from moldau.protocol.markers import Marker
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
@@ -304,6 +306,30 @@ def test_followers_know_which_transactions_were_aborted(tmp_path: Path) -> None:
             answer = await rig.fetch(1, "t", 0, isolation_level=1)
             assert [each.producer_id for each in answer.aborted_transactions] == [7]
             assert answer.last_stable_offset == 4
+
+    run(main())
+
+
+def test_a_marker_counts_once_every_in_sync_replica_has_it_also_where_batches_are_synced(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2), flush__messages="1")
+            batch = build_batch(
+                [Record(0, 1, None, b"open")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+            )
+            leader = rig.partition(0, "t")
+            leader.append(batch, -1, 1)
+            await leader.when_flushed(1)
+            await until(lambda: leader.high_watermark == 1)
+            rig.cut(1, 2)
+            answered = Reply()
+            end = End(ProducerIdAndEpoch(7, 0), Marker(True, 0), 1)
+            rig.node(0).transactions.markers.write(TopicPartition("t", 0), end, answered)
+            await leader.when_flushed(2)
+            assert not answered.is_done, "it is on our disk only"
+            rig.heal()
+            await until(lambda: answered.is_done)
+            assert leader.high_watermark == 2
 
     run(main())
 

@@ -59,7 +59,7 @@ class ActiveController:
         self._alarm: Timer | None = None
         self.elections = Elections(node, self.policy)
         self._watched: dict[Connection, tuple[int, int]] = {}
-        self._probes: set[asyncio.Task[None]] = set()
+        self._probes: dict[asyncio.Task[None], None] = {}
 
     # -- leadership ----------------------------------------------------------------------------------------------------
 
@@ -155,8 +155,8 @@ class ActiveController:
                 continue
             endpoint = broker.endpoints[0]
             probe = self._node.loop.create_task(self._probe(broker.node_id, broker.epoch, endpoint.host, endpoint.port))
-            self._probes.add(probe)
-            probe.add_done_callback(self._probes.discard)
+            self._probes[probe] = None
+            probe.add_done_callback(self._probes.pop)
 
     async def _probe(self, node_id: int, epoch: int, host: str, port: int) -> None:
         try:

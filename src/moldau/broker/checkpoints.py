@@ -111,7 +111,7 @@ class Checkpoints:
                     failed[change.directory.path] = change.directory, error
                     continue
                 self._written[change.key] = change.offsets
-            for path in marked:
+            for path in sorted(marked):
                 if path.rpartition("/")[0] not in failed:
                     self._remove_mark(path)
         return list(failed.values())

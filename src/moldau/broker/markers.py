@@ -78,7 +78,9 @@ class Markers:
             token.give(_as_partitions_error(refusal))
             return
         if partition.log.flush_is_due(now_ms):
-            partition.when_flushed(end_offset).add_done_callback(lambda flushed: token.give(_outcome(flushed)))
+            epoch = partition.leader_epoch
+            flushed = partition.when_flushed(end_offset)
+            flushed.add_done_callback(lambda _: self._give_when_flushed(flushed, partition, epoch, end_offset, token))
         else:
             self._give_when_committed(partition, partition.leader_epoch, end_offset, token)
 
@@ -88,6 +90,16 @@ class Markers:
         producers = coordinator.partition_at(index).log.producers
         producers.check_marker(*end.producer, end.marker.coordinator_epoch, end.transaction_version)
         coordinator.submit_at(index, EndOffsets(_PartitionsToken(token), *end))
+
+    def _give_when_flushed(
+        self, flushed: asyncio.Future[None], partition: Partition, leader_epoch: int, end_offset: int, token: Token
+    ) -> None:
+        """Our disk is one of several that must have it."""
+        refusal = _outcome(flushed)
+        if refusal is None:
+            self._give_when_committed(partition, leader_epoch, end_offset, token)
+        else:
+            token.give(refusal)
 
     def _give_when_committed(self, partition: Partition, leader_epoch: int, end_offset: int, token: Token) -> None:
         if partition.leader is None or partition.leader_epoch != leader_epoch:

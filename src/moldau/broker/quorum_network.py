@@ -81,7 +81,8 @@ class QuorumNetwork:
         self._own_endpoints = own_endpoints
         self._say = say
         self._connections: dict[tuple[int, bool], Connection] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        # In the order of their making, as everything that a simulated run goes through.
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._refused: set[tuple[int, str]] = set()
         self.quorum: Quorum | None = None
         self.step: Callable[[list[Effect]], None] = _not_started
@@ -91,8 +92,8 @@ class QuorumNetwork:
         if not self._is_closed:
             is_urgent = not isinstance(request, FetchRequest | SnapshotRequest)
             task = self._loop.create_task(self._ask(to, request), name="urgent" if is_urgent else "fetch")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
 
     async def _ask(self, to: int, request: Request) -> None:
         # A node alone never sends anything: it need not know how.

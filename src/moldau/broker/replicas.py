@@ -79,6 +79,7 @@ class Replicas:
         # The same by the name's bytes as flexible requests carry it, length included (`single_batch`).
         self.by_wire_name: dict[bytes, list[Partition | None]] = {}
         self._image = MetadataImage()
+        self._is_loaded = False
         # What the start opened beforehand, until the topics are gone through.
         self._recovered: dict[TopicPartition, Opened] = {}
         self._unopened: dict[TopicPartition, _Home] = {}
@@ -204,7 +205,7 @@ class Replicas:
 
     def load(self, image: MetadataImage) -> bool:
         """Open every replica that the metadata gives us; whether the last stop was clean everywhere."""
-        self._image = image
+        self._image, self._is_loaded = image, True
         state = {directory_id: _Loaded(directory) for directory_id, directory in self._directories.items()}
         homes = self._find_homes(image, state)
         self._recovered = self._recover(image, homes)
@@ -381,7 +382,7 @@ class Replicas:
             for name, home in self._unopened.items()
             if home.directory_id in self._directories and home.damage is None
         }
-        for name in names:
+        for name in sorted(names):
             self._add_topic(self._image.topics[name], self._image, {})
 
     def _follow_leadership(self, partition: Partition, assigned: PartitionImage) -> None:
@@ -444,15 +445,16 @@ class Replicas:
         self._chosen.clear()
         for topic in delta.topics_removed.values():
             self._remove_topic(topic)
-        changed = {image.topic_names[topic_id] for topic_id in delta.topics_changed if topic_id in image.topic_names}
+        changed = [image.topic_names[topic_id] for topic_id in delta.topics_changed if topic_id in image.topic_names]
         for name in changed:
             self._add_topic(image.topics[name], image, {})
         resources = delta.configs_changed
         if any(resource.kind == ConfigKind.BROKER for resource in resources):
             reconfigured = set(self._by_name)
         else:
-            reconfigured = {resource.name for resource in resources if resource.kind == ConfigKind.TOPIC} - changed
-        for name in reconfigured & set(image.topics):
+            reconfigured = {resource.name for resource in resources if resource.kind == ConfigKind.TOPIC}
+            reconfigured.difference_update(changed)
+        for name in sorted(reconfigured.intersection(image.topics)):
             config = self._settings.log_config(image.config(ConfigKind.TOPIC, name))
             min_in_sync = self._min_in_sync(name, image)
             for partition in self._by_name.get(name, ()):
@@ -630,6 +632,8 @@ class Replicas:
     def close(self, broker_epoch: int) -> None:
         """Everything on disk, checkpointed, and the mark of a clean stop where it is one."""
         self._slow_threads.shutdown()
+        if not self._is_loaded:
+            return  # nobody looked at the logs: what the last life left behind stays as it is
         partitions = list(self)
         with ThreadPoolExecutor(self.closing_threads) as threads:
             # Logs share nothing, and syncs that wait together are cheaper than one after the other.

@@ -36,6 +36,7 @@ COMMANDS = {
     "leader": ("moldau.cli.reassign", "leader_app"),
     "doctor": ("moldau.cli.doctor", "app"),
     "log": ("moldau.cli.log", "app"),
+    "simulate": ("moldau.cli.simulate", "app"),
 }
 # typer brings click along, as its own copy or as a package: the classes are found through the one that it shows.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]

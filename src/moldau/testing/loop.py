@@ -98,6 +98,8 @@ class SeededLoop(asyncio.BaseEventLoop):
         self.after_step: Callable[[Process], None] | None = None
         # Where connections lead that programs open by themselves.
         self.dial: Dial | None = None
+        # In the order of their making.
+        self._tasks: list[asyncio.Task[Any]] = []
         self._processes: list[Process] = []
         self._watched: dict[int, Watched] = {}
 
@@ -185,6 +187,7 @@ class SeededLoop(asyncio.BaseEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = super().create_task(coro, **options)
+        self._tasks.append(task)
         process = _PROCESS.get()
         if process is not None:
             process.tasks.append(task)
@@ -276,7 +279,7 @@ def run(main: Coroutine[Any, Any, T], dice: Dice, *, steps_max: int = STEPS_MAX)
         asyncio.set_event_loop(loop)
         result = loop.run_until_complete(main)
         dead = {task for process in loop._processes if process.is_dead for task in process.tasks}
-        living = sorted(asyncio.all_tasks(loop) - dead, key=lambda task: task.get_name())
+        living = [task for task in loop._tasks if task not in dead and not task.done()]
         for task in living:
             task.cancel()
         loop.run_until_complete(_rest(living))

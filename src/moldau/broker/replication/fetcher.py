@@ -76,7 +76,7 @@ class ReplicaFetcher:
         self._news: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         # Partitions whose logs are being cut.
-        self._cuts: set[asyncio.Task[None]] = set()
+        self._cuts: dict[asyncio.Task[None], None] = {}
         self._session_id = 0
         self._session_epoch = 0
 
@@ -325,8 +325,8 @@ class ReplicaFetcher:
         fetched.is_held = True
         self._tell((fetched.partition.topic_id, fetched.partition.index))
         task = self._node.loop.create_task(self._cut(fetched, cut))
-        self._cuts.add(task)
-        task.add_done_callback(self._cuts.discard)
+        self._cuts[task] = None
+        task.add_done_callback(self._cuts.pop)
 
     async def _cut(self, fetched: _Fetched, cut: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

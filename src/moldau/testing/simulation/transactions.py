@@ -229,12 +229,12 @@ class OneEndWorld(TransactionWorld):
 
 def simulate_transactions(seed: int) -> Run:
     """One run, judged."""
-    command = f"python -m moldau.testing.simulation --replay {seed}"
+    command = f"moldau simulate --kind crashes --replay {seed}"
     return _simulate(Run(seed, command), lambda run: TransactionWorld(seed, run))
 
 
 def simulate_power_losses(seed: int) -> Run:
-    command = f"python -m moldau.testing.simulation --kind power-losses --replay {seed}"
+    command = f"moldau simulate --kind power-losses --replay {seed}"
     return _simulate(Run(seed, command), lambda run: PowerLossWorld(seed, run))
 
 

@@ -154,10 +154,12 @@ def _problem_of(partition: PartitionImage, earlier: PartitionImage | None, image
         return None
     if partition.leader_epoch < earlier.leader_epoch or partition.partition_epoch < earlier.partition_epoch:
         return f"an epoch fell from {told(earlier)}"
-    # Who is added by a reassignment joins with what its leader says, and may lead in the same moment.
-    complete = {NO_LEADER, earlier.leader, *earlier.isr, *earlier.elr, *earlier.adding}
-    if not earlier.isr and not earlier.elr:
-        # All were killed at once, and then the last leader may lead again: nobody's power went with them.
+    complete = {NO_LEADER, earlier.leader, *earlier.isr, *earlier.elr}
+    if earlier.adding or earlier.removing:
+        # Who completes a reassignment joins with what the leader says, and may lead in the same moment.
+        complete.update(partition.isr)
+    if not earlier.isr and not partition.elr:
+        # All were killed, and then the last leader may lead again: nobody's power went with them.
         complete.update(earlier.last_known_elr)
     # Images in between may have been passed over.
     if partition.leader not in complete and partition.partition_epoch == earlier.partition_epoch + 1:
