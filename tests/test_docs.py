@@ -6,7 +6,7 @@ Each page gets a broker of its own, with its data in `./.moldau`. How a code blo
 - `console`: lines after `$ ` are commands, run by the shell one after the other. The lines below a command are what it
   prints, where `...` stands for anything. A command that starts a broker is stopped again once it is ready. What makes
   environments or installs packages is left out.
-  A table server runs until the page ends, and is the one that later commands ask.
+  A table server and a cluster run until the page ends, and are what later commands ask.
 - `properties`: read as a server.properties; every key must exist and every value fit.
 
 README.md shows a piece of the program of docs/spark.md, which is run there: a Spark session costs seconds.
@@ -45,6 +45,7 @@ COMMAND_SECONDS_MAX = 60.0
 _NOT_RUN = ("make", "pip", "npm")
 _SERVERS = ("moldau up", "moldau broker --config")
 _TABLES = "moldau table serve"
+_CLUSTER = "moldau up --brokers"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -148,6 +149,8 @@ def run_console(block: Block, world: World, where: str) -> None:
             assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), f"{where}: no target {words[1]}"
         elif words[0] in _NOT_RUN:
             continue
+        elif command.startswith(_CLUSTER):
+            assert matches(expected, start_cluster(command, world)), f"{where}: {command}"
         elif command.startswith(_SERVERS):
             printed = start_and_stop(command, world)
             assert matches(expected, printed), f"{where}: {command}\n{printed}"
@@ -209,10 +212,35 @@ def start_and_stop(command: str, world: World) -> str:
     return re.sub(r"(?<=127\.0\.0\.1:)\d+", "9092", line)
 
 
+def start_cluster(command: str, world: World) -> str:
+    """Start a cluster on ports of its own; what it printed, with the ports that are the default."""
+    process = _start(f"{command} --port 0", world)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    addresses = re.findall(r"127\.0\.0\.1:\d+", line)
+    world.environment["MOLDAU_BOOTSTRAP"] = ",".join(addresses)
+    for index, address in enumerate(addresses):
+        written = f"127.0.0.1:{9092 + index}"
+        world.addresses[written] = address
+        line = line.replace(address, written)
+    return line
+
+
 def start_tables(command: str, world: World) -> str:
     """Start a table server on a port of its own; what it printed, with the port that is the default."""
+    process = _start(f"{command} --port 0", world)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+", line)
+    assert found is not None, line
+    world.environment["MOLDAU_TABLES"] = world.addresses["http://127.0.0.1:8090"] = found[0]
+    return line.replace(found[0], "http://127.0.0.1:8090")
+
+
+def _start(command: str, world: World) -> subprocess.Popen[str]:
+    """Until the page ends."""
     process = subprocess.Popen(
-        ["sh", "-c", f"exec {command} --port 0"],
+        ["sh", "-c", f"exec {command}"],
         cwd=world.directory,
         env=world.environment,
         stdout=subprocess.PIPE,
@@ -220,12 +248,7 @@ def start_tables(command: str, world: World) -> str:
         text=True,
     )
     world.running.append(process)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r"http://127\.0\.0\.1:\d+", line)
-    assert found is not None, line
-    world.environment["MOLDAU_TABLES"] = world.addresses["http://127.0.0.1:8090"] = found[0]
-    return line.replace(found[0], "http://127.0.0.1:8090")
+    return process
 
 
 def _run(command: list[str], world: World) -> subprocess.CompletedProcess[str]:

@@ -1,18 +1,20 @@
-"""Clusters of real nodes in threads of the test's process: real sockets and files, on ports that were just free."""
+"""Clusters of real nodes in threads of the test's process, or as processes: real sockets and files, on ports that were
+just free."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from moldau.broker import Node
 from moldau.client import Connection
-from moldau.testing import Broker
+from moldau.testing import Broker, BrokerProcess
 from tests.oracle import free_port
 
 WAIT_SECONDS_MAX = 60.0
@@ -101,6 +103,34 @@ class Cluster:
         loop = self.nodes[node_id]._loop
         assert loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(WAIT_SECONDS_MAX)
+
+
+@contextmanager
+def three_processes(settings: Mapping[str, str]) -> Iterator[dict[int, BrokerProcess]]:
+    """Nodes 1 to 3, each a broker and a controller, as processes that can be killed."""
+    ports = {node_id: free_port() for node_id in (1, 2, 3)}
+    voters = ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, port in ports.items())
+    nodes = {
+        node_id: BrokerProcess(
+            {
+                "node.id": str(node_id),
+                "process.roles": "broker,controller",
+                "listeners": f"PLAINTEXT://127.0.0.1:{free_port()},CONTROLLER://127.0.0.1:{port}",
+                "controller.listener.names": "CONTROLLER",
+                "controller.quorum.voters": voters,
+                **settings,
+            }
+        )
+        for node_id, port in ports.items()
+    }
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            for started in [threads.submit(node.start) for node in nodes.values()]:
+                started.result()
+        yield nodes
+    finally:
+        for node in nodes.values():
+            node.close()
 
 
 def run_aside(coroutine: Coroutine[Any, Any, Any]) -> Any:

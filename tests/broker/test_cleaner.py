@@ -144,3 +144,16 @@ def test_offsets_of_groups_are_compacted_too(tmp_path: Path) -> None:
         broker.kill()
         broker.start()
         assert asyncio.run(committed()) == 499
+
+
+def test_a_cleaning_takes_as_long_as_its_rate_says(tmp_path: Path) -> None:
+    settings = {"log.cleaner.backoff.ms": "100", "log.cleaner.io.max.bytes.per.second": "20000"}
+    with BrokerProcess(settings, data=str(tmp_path)) as broker:
+        asyncio.run(make(broker.bootstrap, "t"))
+        asyncio.run(fill(broker.bootstrap, 40))
+        until_logged(broker, "log_cleaned partition=t-0")
+        (line,) = [line for line in broker.log.splitlines() if "log_cleaned partition=t-0" in line][:1]
+        fields = dict(field.split("=") for field in line.split() if "=" in field)
+        # What was read to be written anew alone; finding the keys and writing come on top.
+        assert int(fields["bytes"]) > 10_000, line
+        assert int(fields["ms"]) >= int(fields["bytes"]) / 20

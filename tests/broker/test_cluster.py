@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moldau.broker import StartError
 from moldau.client import ConnectionFailed
 from moldau.cluster import PartitionImage
 from moldau.kernel import METADATA_TOPIC, NO_LEADER, ErrorCode
@@ -42,6 +43,19 @@ def test_every_node_forwards_to_the_one_that_decides_and_follows_its_log(cluster
     for name in names:
         (partitions,) = {image.topics[name].partitions for image in images}
         assert {len(set(each.replicas)) for each in partitions} == {3}
+
+
+def test_a_request_is_forwarded_also_when_the_controller_has_to_be_connected_to_first(cluster: Cluster) -> None:
+    """After a failover, say: a client's request may come before the next heartbeat has opened the connection."""
+    passive = next(node_id for node_id in (1, 2, 3) if node_id != cluster.active())
+    channel = cluster.node(passive).channel
+
+    async def forget_connection() -> None:
+        channel.close()
+
+    for attempt in range(5):
+        cluster.run_on(passive, forget_connection())
+        create(cluster, passive, f"connected-{attempt}", partitions=1)
 
 
 def test_the_quorum_is_described_by_its_leader_also_through_others(cluster: Cluster) -> None:
@@ -152,6 +166,22 @@ def test_a_vote_that_cannot_be_written_down_is_not_given() -> None:
         state.rmdir()
 
 
+def test_a_voter_that_lost_its_vote_does_not_start_and_the_others_go_on() -> None:
+    with Cluster(3) as cluster:
+        active = cluster.active()
+        passive = next(node_id for node_id in (1, 2, 3) if node_id != active)
+        cluster.nodes[passive].stop()
+        state = Path(cluster.nodes[passive].data, "__cluster_metadata-0", "quorum-state")
+        kept = state.read_bytes()
+        state.unlink()
+        with pytest.raises(StartError, match=f"the vote of node {passive} is lost"):
+            cluster.nodes[passive].start()
+        create(cluster, active, "meanwhile", factor=2)
+        state.write_bytes(kept)
+        cluster.nodes[passive].start()
+        wait_for(lambda: "meanwhile" in cluster.node(passive).image.topics)
+
+
 def test_a_stopped_broker_is_fenced_others_lead_and_it_comes_back() -> None:
     with Cluster(3) as cluster:
         create(cluster, 1, "moved", partitions=6)
@@ -202,6 +232,7 @@ def test_a_partition_that_may_lose_data_is_led_as_soon_as_it_may() -> None:
         assert cluster.ask(active, asked).responses[0].error_code == 0
         wait_for(lambda: partition().leader == other)
         assert (partition().isr, partition().leader_recovery_state) == ((other,), 1)
+        wait_for(lambda: controller.metrics.unclean_elections == 1)
         cluster.nodes[leader].start()
         wait_for(lambda: set(partition().isr) == {leader, other})
         assert partition().leader_recovery_state == 0

@@ -44,6 +44,15 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
         assert metrics["kafka_server_brokertopicmetrics_totalproducerequests_total"] == 3
         assert metrics["kafka_server_replicamanager_leadercount"] == 1
         assert metrics["kafka_controller_kafkacontroller_activecontrollercount"] == 1
+        controller = "kafka_controller_kafkacontroller"
+        assert metrics[f"{controller}_activebrokercount"] == metrics[f"{controller}_globaltopiccount"] == 1
+        assert metrics[f"{controller}_fencedbrokercount"] == metrics[f"{controller}_offlinepartitionscount"] == 0
+        assert metrics[f"{controller}_globalpartitioncount"] == 1
+        assert metrics["kafka_controller_controllerstats_uncleanleaderelections_total"] == 0
+        raft = "kafka_server_raftmetrics"
+        assert metrics[f"{raft}_current_leader"] == metrics[f"{raft}_number_of_voters"] == 1
+        assert metrics[f'{raft}_current_state{{current_state="leader"}}'] == 1
+        assert metrics[f"{raft}_high_watermark"] == metrics[f"{raft}_log_end_offset"] > 0
         assert metrics["kafka_server_socket_server_metrics_connection_count"] >= 1
         assert metrics["process_open_fds"] > 0
         assert 0 <= metrics["kafka_network_socketserver_networkprocessoravgidle_percent"] <= 1

@@ -44,7 +44,7 @@ def test_a_second_broker_on_the_same_directory_is_refused(tmp_path: Path) -> Non
     with Broker(data=str(tmp_path)):
         result = run_broker(f"-Xlog.dirs={tmp_path}", "-Xlisteners=PLAINTEXT://127.0.0.1:0")
     assert result.returncode == 1
-    assert "in use by another broker" in problem_of(result)
+    assert f"in use by another broker (its .lock is held by process {os.getpid()})" in problem_of(result)
 
 
 def test_a_port_that_is_taken_is_named_with_the_remedy(tmp_path: Path) -> None:

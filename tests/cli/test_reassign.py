@@ -101,6 +101,23 @@ def test_a_cluster_of_three_is_shown_and_led_by_the_first_replicas_again() -> No
         assert gone not in [row["id"] for row in moldau("node", "list", "-o", "json").json]
 
 
+def test_a_node_is_taken_out_and_what_it_held_is_with_the_others() -> None:
+    with Cluster(3) as cluster:
+        moldau = Moldau(cluster.nodes[1].bootstrap)
+        moldau("topic", "create", "kept", "--partitions", "6", "--replication-factor", "2")
+        moldau.fill("kept", 0, b"one", b"two")
+        gone = next(node_id for node_id in (3, 2) if node_id != cluster.active())
+        done = moldau("node", "decommission", str(gone), "--yes")
+        assert f"node {gone} holds nothing any more" in done.err
+        rows = moldau("partition", "list", "-o", "json").json
+        assert not [row for row in rows if gone in row["replicas"]]
+        assert all(len(row["isr"]) == len(row["replicas"]) == 2 for row in rows if row["topic"] == "kept")
+        cluster.nodes[gone].stop()
+        moldau("node", "unregister", str(gone), "--yes")
+        read = moldau("consume", "kept", "-p", "0", "--exit", "-o", "jsonl").lines
+        assert [row["value"] for row in read] == ["one", "two"]
+
+
 def _all_lead(moldau: Moldau) -> list[dict[str, object]] | None:
     rows = moldau("node", "list", "-o", "json").json
     return rows if all(row["leads"] for row in rows) else None

@@ -67,6 +67,23 @@ def test_the_last_leader_is_remembered_when_nobody_is_left() -> None:
     assert (back.leader, back.isr, back.leader_recovery_state) == (1, [1], 1)
 
 
+def test_the_last_leader_is_remembered_also_while_others_are_eligible() -> None:
+    """All are killed, and then each comes back and says that it stopped uncleanly: somebody has to lead."""
+    record = change(partition(isr=(1,), elr=(2,)), alive=(), isr=[])
+    assert (record.isr, record.eligible_leader_replicas, record.last_known_elr) == ([], [2, 1], [1])
+    after = partition(isr=(), elr=(2, 1), leader=NO_LEADER, last_known_elr=(1,))
+    record = change(after, alive=(), unclean=(2,))
+    assert (record.eligible_leader_replicas, record.last_known_elr) == ([1], None)
+    after = partition(isr=(), elr=(1,), leader=NO_LEADER, last_known_elr=(1,))
+    record = change(after, alive=(), unclean=(1,))
+    assert (record.eligible_leader_replicas, record.last_known_elr) == ([], None)
+
+
+def test_the_last_leader_is_forgotten_when_somebody_eligible_leads() -> None:
+    record = change(partition(isr=(), elr=(2, 1), leader=NO_LEADER, last_known_elr=(1,)), alive=(2,))
+    assert (record.leader, record.isr, record.last_known_elr) == (2, [2], [])
+
+
 @pytest.mark.parametrize(("election", "leader"), [(Election.ONLINE, NO_LEADER), (Election.UNCLEAN, 3)])
 def test_an_unclean_leader_comes_only_when_asked_for(election: Election, leader: int) -> None:
     record = change(partition(isr=(1,)), alive=(3,), isr=[], elr=False, election=election)

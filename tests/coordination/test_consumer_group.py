@@ -8,7 +8,7 @@ import pytest
 
 from moldau.coordination import Step
 from moldau.coordination.groups.consumer import ConsumerGroup
-from moldau.coordination.groups.consumer_protocol import RECONCILING_HEARTBEAT_MS
+from moldau.coordination.groups.consumer_protocol import RECONCILING_HEARTBEAT_MS, WAITING_HEARTBEAT_MS
 from moldau.coordination.groups.consumer_records import ConsumerRecord
 from moldau.kernel import ErrorCode, KafkaError
 from moldau.protocol.messages.coordinator.consumer_group_current_member_assignment import (
@@ -79,10 +79,11 @@ def test_a_second_member_gets_its_share_only_when_the_first_has_given_it_up() ->
     first.beat()
     second.beat()
     assert (second.held, second.epoch) == ({}, 3)
-    assert second.interval_ms == RECONCILING_HEARTBEAT_MS
+    assert second.interval_ms == WAITING_HEARTBEAT_MS
     # Told to keep three, it says so with its next heartbeat.
     first.beat()
     assert (len(first.held["orders"]), first.epoch) == (3, 2)
+    assert first.interval_ms == RECONCILING_HEARTBEAT_MS
     second.beat()
     assert second.held == {}, "the first still has all six"
     first.beat()
@@ -92,6 +93,17 @@ def test_a_second_member_gets_its_share_only_when_the_first_has_given_it_up() ->
     assert play.group().state_name == "Stable"
     first.beat()
     assert first.interval_ms == 5000
+
+
+@pytest.mark.parametrize(("others", "interval_ms"), [(1, 20), (49, 100), (149, 200)])
+def test_who_waits_for_a_partition_asks_the_less_often_the_larger_the_group_is(others: int, interval_ms: int) -> None:
+    play = new_play()
+    play.beat("owner", topics=["orders"])
+    for number in range(others - 1):
+        play.beat(f"idle-{number}", topics=["users"])
+    late = Client(play, "late", topics=["orders"])
+    late.beat()
+    assert late.held == {} and late.interval_ms == interval_ms
 
 
 def test_a_member_that_does_not_say_what_it_has_still_has_everything() -> None:

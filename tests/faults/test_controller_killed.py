@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from moldau.client import ClusterClient, admin
 from moldau.kernel import KafkaError
 from moldau.testing import BrokerProcess
-from tests.broker.cluster_kit import run_aside, wait_for
-from tests.oracle import free_port
+from tests.broker.cluster_kit import run_aside, three_processes, wait_for
 
 KILLS = 3
 # Whoever waits for the end of a session waits longer than a test does, on however busy a machine.
@@ -21,29 +19,8 @@ SESSION_MS = 300_000
 
 @pytest.fixture
 def processes() -> Iterator[dict[int, BrokerProcess]]:
-    ports = {node_id: free_port() for node_id in (1, 2, 3)}
-    voters = ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, port in ports.items())
-    nodes = {
-        node_id: BrokerProcess(
-            {
-                "node.id": str(node_id),
-                "process.roles": "broker,controller",
-                "listeners": f"PLAINTEXT://127.0.0.1:{free_port()},CONTROLLER://127.0.0.1:{port}",
-                "controller.listener.names": "CONTROLLER",
-                "controller.quorum.voters": voters,
-                "broker.session.timeout.ms": str(SESSION_MS),
-            }
-        )
-        for node_id, port in ports.items()
-    }
-    try:
-        with ThreadPoolExecutor(3) as threads:
-            for started in [threads.submit(node.start) for node in nodes.values()]:
-                started.result()
+    with three_processes({"broker.session.timeout.ms": str(SESSION_MS)}) as nodes:
         yield nodes
-    finally:
-        for node in nodes.values():
-            node.close()
 
 
 def ask(nodes: dict[int, BrokerProcess], work: Any) -> Any:

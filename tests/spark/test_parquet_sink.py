@@ -12,13 +12,17 @@ from pyspark.sql import SparkSession
 
 from moldau.cli.topic_files import find_files
 from moldau.client import BlockingProducer
-from moldau.spark.exactly_once import ExactlyOnceRefused, Mark
+from moldau.kernel import TopicPartition
+from moldau.spark.exactly_once import ExactlyOnceRefused, SourceOffsets
+from moldau.spark.exactly_once_driver import NumberedBatch
 from moldau.spark.pipelines import Pipeline, PipelineError
 from moldau.spark.pipelines.parquet import ParquetSink
 from moldau.spark.pipelines.parquet_journal import FilesLost, ParquetJournal, WrittenFile, write_files
 from tests.spark.clusters import Cluster
 
-FIRST, SECOND = Mark("6f1c", 0, "a"), Mark("6f1c", 1, "b")
+ORDERS = TopicPartition("orders", 0)
+FIRST = NumberedBatch("6f1c", 0, SourceOffsets("a", {ORDERS: 8}))
+SECOND = NumberedBatch("6f1c", 1, SourceOffsets("b", {ORDERS: 9}))
 
 
 def batch(*rows: tuple[int, int]) -> pa.RecordBatch:
@@ -29,8 +33,8 @@ def visible(directory: Path) -> list[tuple[int, int, int]]:
     return [(one.where.partition, one.start, one.end) for one in find_files(str(directory), "orders")]
 
 
-def begun(journal: ParquetJournal, mark: Mark, *batches: pa.RecordBatch) -> list[WrittenFile]:
-    prefix = journal.begin(mark)
+def begun(journal: ParquetJournal, asked: NumberedBatch, *batches: pa.RecordBatch) -> list[WrittenFile]:
+    prefix = journal.begin(asked)
     assert prefix is not None
     return write_files(str(journal.root), prefix, 1, batches)
 
@@ -45,14 +49,16 @@ def test_files_are_visible_with_the_commit_and_a_batch_that_comes_again_is_skipp
 ) -> None:
     files = begun(journal, FIRST, batch((0, 5), (0, 7), (1, 0)), batch((1, 1), (2, 9)))
     assert not journal.root.exists() or visible(tmp_path) == []
-    assert journal.commit(FIRST, files)
+    assert journal.commit(FIRST, "", files)
     assert visible(tmp_path) == [(0, 5, 8), (1, 0, 2), (2, 9, 10)]
     path = next(journal.root.glob("partition=1/*.parquet"))
     assert pq.ParquetFile(path).read()["_offset"].to_pylist() == [0, 1]
+    told = json.loads((tmp_path / ".moldau" / "shop.orders.json").read_text())
+    assert told["offsets"] == {"orders": {"0": 8}}
     assert journal.begin(FIRST) is None
     assert journal.begin(SECOND) is not None
     with pytest.raises(ExactlyOnceRefused, match="belongs to query 6f1c"):
-        journal.begin(Mark("other", 1, "b"))
+        journal.begin(NumberedBatch("other", 1, SECOND.sources))
 
 
 def test_a_batch_that_was_not_committed_leaves_nothing(journal: ParquetJournal, tmp_path: Path) -> None:
@@ -60,8 +66,8 @@ def test_a_batch_that_was_not_committed_leaves_nothing(journal: ParquetJournal, 
     files = begun(journal, FIRST, batch((0, 1)))
     assert visible(tmp_path) == []
     with pytest.raises(FilesLost, match="another driver"):
-        journal.commit(FIRST, left)
-    assert journal.commit(FIRST, files) and not journal.commit(FIRST, files)
+        journal.commit(FIRST, "", left)
+    assert journal.commit(FIRST, "", files) and not journal.commit(FIRST, "", files)
     assert visible(tmp_path) == [(0, 1, 2)]
     assert list(journal.root.rglob("*.partial")) == []
 
@@ -97,7 +103,7 @@ def test_a_crash_in_the_middle_of_the_renames_is_finished_by_the_next_driver(
     blocker = journal.root / files[1].final
     blocker.mkdir()
     with pytest.raises(OSError):
-        journal.commit(FIRST, files)
+        journal.commit(FIRST, "", files)
     blocker.rmdir()
     assert visible(tmp_path) == [(0, 1, 2)]
     assert ParquetJournal(str(tmp_path), "orders", "shop.orders").begin(FIRST) is None

@@ -98,7 +98,7 @@ class Connection:
         self._answers: deque[Answer] | None = None
         # Bytes of answers that are ready but wait for older ones.
         self._waiting_bytes = 0
-        self._closers: set[Callable[[], None]] | None = None
+        self._closers: dict[Callable[[], None], None] | None = None
         self._out: deque[Part] | None = None
         self._out_bytes = 0
         self._position = 0
@@ -433,12 +433,12 @@ class Connection:
     def call_when_closed(self, closer: Callable[[], None]) -> None:
         """For a handler that waits for news: nobody wants them any more when the client leaves."""
         if self._closers is None:
-            self._closers = set()
-        self._closers.add(closer)
+            self._closers = {}
+        self._closers[closer] = None
 
     def forget_closer(self, closer: Callable[[], None]) -> None:
         if self._closers is not None:
-            self._closers.discard(closer)
+            self._closers.pop(closer, None)
 
 
 class Parked:

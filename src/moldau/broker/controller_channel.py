@@ -84,9 +84,11 @@ class ControllerChannel:
             connection = self._connection
             if connection is None or connection.closed or self._connected_to != leader_id:
                 self._drop()
-                connection = await Connection.connect(
+                connecting = Connection.connect(
                     *address, client_id=f"broker-{node.node_id}", connect_timeout_ms=2000, request_timeout_ms=30_000
                 )
+                # A task of its own: handlers are driven without one, and connecting needs one.
+                connection = await node.loop.create_task(connecting)
                 self._connection, self._connected_to = connection, leader_id
             return connection
 

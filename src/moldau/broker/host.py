@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from moldau.kernel import Buffer, DirectoryLock, File, Timer
 
@@ -90,7 +91,8 @@ class SystemFile:
 
 
 class SystemLock:
-    """A POSIX record lock on a file, which is what Kafka takes too; it lives and dies with the process."""
+    """A POSIX record lock on a file, which is what Kafka takes too; it lives and dies with the process, whose id is in
+    the file for whoever meets it."""
 
     # POSIX locks do not tell two holders in one process apart, so we do.
     _held: set[str] = set()  # noqa: RUF012
@@ -100,17 +102,22 @@ class SystemLock:
     def __init__(self, path: str) -> None:
         self._path = os.path.realpath(path)
         if self._path in self._held:
-            raise BlockingIOError(f"{path} is held by this process")
+            raise BlockingIOError(f"process {os.getpid()}, which is this one")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except PermissionError as error:  # how some systems say that it is held
+        except (BlockingIOError, PermissionError):  # the second is how some systems say that it is held
+            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
             os.close(self._fd)
-            raise BlockingIOError(str(error)) from None
+            raise BlockingIOError(f"process {holder}" if holder else "a process that left no name") from None
         except OSError:
             os.close(self._fd)
             raise
         self._held.add(self._path)
+        # Where a disk is full the lock holds as well.
+        with suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
         if self._path in self._held:

@@ -12,8 +12,6 @@ import resource
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from moldau.kernel import NO_LEADER
-
 if TYPE_CHECKING:
     from moldau.broker.node import Node
 
@@ -99,7 +97,10 @@ class _Collector:
         yield from self._traffic(CounterMetricFamily)
         yield from self._server(GaugeMetricFamily, CounterMetricFamily)
         from moldau.broker.log_metrics import log_families
+        from moldau.broker.quorum_metrics import controller_families, quorum_families
 
+        yield from controller_families(self._node, GaugeMetricFamily, CounterMetricFamily)
+        yield from quorum_families(self._node, GaugeMetricFamily)
         yield from log_families(self._node, GaugeMetricFamily, CounterMetricFamily)
         groups = self._node.groups_in_use
         if groups is not None:
@@ -135,7 +136,7 @@ class _Collector:
             )
         }
         sizes = gauge("kafka_log_log_size", "Bytes of a partition's log.", labels=labels)
-        offline = under = leading = held = under_min = at_min = 0
+        under = leading = held = under_min = at_min = 0
         under_min_isr = gauge(
             "kafka_cluster_partition_underminisr", "Fewer in sync than min.insync.replicas.", labels=labels
         )
@@ -149,7 +150,6 @@ class _Collector:
             replicas = node.replicas.by_name(topic.name) or []
             for index, assigned in enumerate(topic.partitions):
                 where = [topic.name, str(index)]
-                offline += assigned.leader == NO_LEADER
                 lagging = len(assigned.isr) < len(assigned.replicas)
                 families["in_sync_replica"].add_metric(where, len(assigned.isr))
                 families["leader"].add_metric(where, assigned.leader)
@@ -179,11 +179,6 @@ class _Collector:
         yield gauge(f"{manager}_underreplicatedpartitions", "Led partitions with a replica out of sync.", value=under)
         yield gauge(f"{manager}_underminisrpartitioncount", "Led partitions that commit nothing now.", value=under_min)
         yield gauge(f"{manager}_atminisrpartitioncount", "Led partitions that can lose no replica more.", value=at_min)
-        controller = "kafka_controller_kafkacontroller"
-        yield gauge(
-            f"{controller}_activecontrollercount", "1 on the controller.", value=node.controller.quorum.is_leader
-        )
-        yield gauge(f"{controller}_offlinepartitionscount", "Partitions without a leader.", value=offline)
 
     def _replication(self, gauge: Any, counter: Any) -> Iterator[Any]:
         node = self._node
@@ -230,9 +225,6 @@ class _Collector:
             ("failedfetchrequests", metrics.failed_fetch_requests, "Fetch requests with an error."),
         ):
             yield counter(f"{_BROKER_TOPIC}_{name}", help_text, value=value)
-        yield counter(
-            "kafka_controller_controllerstats_uncleanleaderelections", "Elections outside the in-sync set.", value=0
-        )
 
     def _server(self, gauge: Any, counter: Any) -> Iterator[Any]:
         node = self._node

@@ -24,6 +24,7 @@ class Metrics:
         "isr_shrinks",
         "produce_requests",
         "topics",
+        "unclean_elections",
     )
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class Metrics:
         self.failed_fetch_requests = 0
         self.isr_expands = 0
         self.isr_shrinks = 0
+        self.unclean_elections = 0
         self.topics: dict[str, TopicCounters] = {}
 
     def topic(self, name: str) -> TopicCounters:

@@ -516,6 +516,7 @@ class Node:
             for spec, listener in zip(self._specs, self.listeners, strict=True):
                 listener.config = self._listener_config(spec)
         reconfigured = self.replicas.apply(delta, image)
+        self.metrics.unclean_elections += delta.unclean_elections
         if delta.brokers is not None:
             self.replication.on_brokers_changed()
         if reconfigured:

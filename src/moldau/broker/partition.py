@@ -617,7 +617,8 @@ class Partition:
     def _on_flushed(self, task: FlushTask, finished: asyncio.Future[None]) -> None:
         self._note_flush_idle()
         if self.is_removed:
-            # Its files were renamed under the flush; whoever waited has been told.
+            # Its files were renamed under the flush, or its disk failed with it; whoever waited has been told.
+            finished.exception()
             return
         try:
             finished.result()

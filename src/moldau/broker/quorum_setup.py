@@ -14,7 +14,7 @@ from typing import NamedTuple
 from moldau.broker.endpoints import parse_endpoint
 from moldau.broker.quorum_network import parse_servers, parse_voters
 from moldau.broker.settings import ConfigError, Settings
-from moldau.cluster import MetadataLog, voters_of
+from moldau.cluster import MetadataLog, MetadataLogError, voters_of
 from moldau.consensus import Quorum, QuorumConfig, ReplicaKey, Voter, VoterEndpoint, Voters
 from moldau.kernel import Dice, uuid_text
 
@@ -91,11 +91,19 @@ def make_quorum(settings: Settings, known: QuorumSettings, key: ReplicaKey, log:
         fetch_timeout_ms=max(settings.integer("controller.quorum.fetch.timeout.ms"), 1),
         retry_backoff_ms=settings.integer("controller.quorum.retry.backoff.ms"),
     )
+    voters = _first_voters(known, key, log)
+    if log.is_vote_lost and key.node_id in voters.ids and len(voters.ids) > 1:
+        # It might vote for another in an epoch in which it has voted (KIP-595, KIP-853).
+        raise MetadataLogError(
+            f"{log.path} has records and no quorum-state: the vote of node {key.node_id} is lost, and it must not vote"
+            f" twice. Put the file back, or let the node begin anew: `moldau quorum remove {key.node_id}`, where voters"
+            " are dynamic, and an empty directory"
+        )
     return Quorum(
         key,
         log,
         log.read_quorum_state(),
-        _first_voters(known, key, log),
+        voters,
         config=config,
         dice=dice,
         bootstrap=tuple(known.servers),

@@ -93,6 +93,8 @@ class Replicas:
         # Told of every change of a partition's part; takes what leaders propose to the controller.
         self.replication: Replication | None = None
         self._deletions: list[str] = []
+        # Where the order of a disk's operations matters, one is enough.
+        self.closing_threads = CLOSING_THREADS
         self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="moldau-slow")
 
     # -- looking up ----------------------------------------------------------------------------------------------------
@@ -629,7 +631,7 @@ class Replicas:
         """Everything on disk, checkpointed, and the mark of a clean stop where it is one."""
         self._slow_threads.shutdown()
         partitions = list(self)
-        with ThreadPoolExecutor(CLOSING_THREADS) as threads:
+        with ThreadPoolExecutor(self.closing_threads) as threads:
             # Logs share nothing, and syncs that wait together are cheaper than one after the other.
             closed = list(threads.map(self._close_log, partitions))
         unclean = {self._home_of(each.log) for each, is_clean in zip(partitions, closed, strict=True) if not is_clean}

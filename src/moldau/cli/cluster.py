@@ -1,4 +1,4 @@
-"""`moldau cluster`: who is in the cluster."""
+"""`moldau cluster`: who is in the cluster, and how it is restarted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from moldau.cli import cluster_roll
 from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Output, OutputFormat, Property
 
 if TYPE_CHECKING:
     from moldau.client import ClusterClient
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show the cluster.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show the cluster, and restart it node by node.")
 
 
 @app.callback()
 def _group() -> None:
-    """Show the cluster."""
+    """Show the cluster, and restart it node by node."""
 
 
 @app.command()
@@ -47,6 +48,9 @@ def describe(
         show_table(columns, quorum["replicas"])
     print()
     show_table(FEATURE_COLUMNS, found["features"])
+
+
+app.command("roll")(cluster_roll.roll)
 
 
 async def _describe(client: ClusterClient) -> dict[str, Any]:

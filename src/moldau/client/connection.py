@@ -28,6 +28,8 @@ REQUEST_TIMEOUT_MS = 30_000
 # Frames that fit here are copied out of it; larger ones get a buffer of their own as soon as their size is known.
 _SCRATCH_BYTES = 64 << 10
 _CORRELATION_ID_MAX = 2**31 - 1
+# Timers may ring that much early, as clocks are only so fine.
+_EARLY_SECONDS = 0.001
 _NO_VERSIONS = range(0)
 
 _INT16 = struct.Struct(">h")
@@ -243,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _check_deadlines(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        now = self._loop.time() + _EARLY_SECONDS
         late = [pending for pending in self._pending if pending.deadline <= now and not pending.future.done()]
         if late:
             # Answers come in order: behind one that does not come, none does.

@@ -19,6 +19,7 @@ from moldau.cluster.image import (
     PartitionImage,
     TopicImage,
 )
+from moldau.cluster.partition_change import RECOVERING
 from moldau.kernel import uuid_text
 from moldau.protocol.metadata_records import UnknownMetadataRecord
 
@@ -43,6 +44,7 @@ class MetadataDelta:
         self.topics_changed: dict[bytes, _TopicChange] = {}
         self.topics_removed: dict[bytes, TopicImage] = {}
         self._created_names: dict[str, bytes] = {}
+        self.unclean_elections = 0
 
     @classmethod
     def between(cls, old: MetadataImage, new: MetadataImage) -> MetadataDelta:
@@ -182,6 +184,7 @@ class MetadataDelta:
             changes["leader_epoch"] = old.leader_epoch + 1
         if record.leader_recovery_state >= 0:
             changes["leader_recovery_state"] = record.leader_recovery_state
+            self.unclean_elections += record.leader_recovery_state == RECOVERING
         partitions[record.partition_id] = old._replace(partition_epoch=old.partition_epoch + 1, **changes)
 
     def _remove_topic(self, record: Any) -> None:

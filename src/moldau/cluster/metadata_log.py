@@ -113,6 +113,11 @@ class MetadataLog:
 
     # -- the vote file -------------------------------------------------------------------------------------------------
 
+    @property
+    def is_vote_lost(self) -> bool:
+        """There are records, and before the first of them there was a vote."""
+        return self.log.end_offset > 0 and not self._disk.exists(f"{self.path}/{QUORUM_STATE}")
+
     def read_quorum_state(self) -> QuorumState:
         path = f"{self.path}/{QUORUM_STATE}"
         if not self._disk.exists(path):

@@ -67,9 +67,10 @@ class PartitionChange:
         elr, last_known = self._eligible(state)
         leader, isr, is_unclean = self._elect(state, elr)
         recovery_state = self.recovery_state
+        if leader != NO_LEADER:
+            last_known = []
         if is_unclean:
-            elr, last_known = [], []
-            recovery_state = RECOVERING
+            elr, recovery_state = [], RECOVERING
         record = PartitionChangeRecord(partition_id=self.index, topic_id=self.topic_id)
         if leader != before.leader:
             record.leader = leader
@@ -110,7 +111,8 @@ class PartitionChange:
             if replica not in state.isr and replica not in self.unclean and replica in state.replicas
         ]
         last_known: list[int] = []
-        if not state.isr and not elr:
+        if not state.isr:
+            # Eligible ones may yet be found to have stopped uncleanly: who led last is remembered from the beginning.
             last_known = [before.leader] if before.leader != NO_LEADER else list(before.last_known_elr)
         return elr, last_known
 

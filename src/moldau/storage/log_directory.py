@@ -85,9 +85,9 @@ class LogDirectory:
         try:
             self.make()
             self._lock = self.disk.lock(f"{self.path}/{LOCK_FILE}")
-        except BlockingIOError:
+        except BlockingIOError as error:
             raise LogDirectoryError(
-                f"log directory {self.path} is in use by another broker (its .lock is held)"
+                f"log directory {self.path} is in use by another broker (its {LOCK_FILE} is held by {error})"
             ) from None
         except OSError as error:
             raise LogDirectoryError(f"log directory {self.path} cannot be used: {error.strerror or error}") from error

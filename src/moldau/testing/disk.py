@@ -204,6 +204,12 @@ class SimulatedDisk:
         """The next sync of a file (or directory) whose path contains the text fails with EIO, once."""
         self._failing_syncs.append(part_of_path)
 
+    def mend(self) -> None:
+        """Faults that were ordered and have not come yet never will."""
+        self._failing_syncs.clear()
+        self._steps_left = None
+        self.capacity_bytes = UNLIMITED_BYTES
+
     def fail_reads(self, path: str) -> None:
         self._unreadable.add(path)
 
@@ -428,7 +434,7 @@ class SimulatedDisk:
 
     def lock(self, path: str) -> DirectoryLock:
         if path in self._locks:
-            raise BlockingIOError(f"{path} is held")
+            raise BlockingIOError("another node")
         self._locks.add(path)
         if not self.exists(path):
             self.open(path, create=True)

@@ -12,6 +12,7 @@ follows from it, because asyncio hands contexts on. When the process dies nothin
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
@@ -35,11 +36,16 @@ class StepBudgetExceeded(RuntimeError):
 
 
 class Process:
-    """What dies together. `on_death` callbacks are the outside world's."""
+    """What dies together, and is paused together. `on_death` callbacks are the outside world's."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, host: str = "") -> None:
         self.name = name
+        # The machine that it runs on, as the network knows it.
+        self.host = host
         self.is_dead = False
+        self.is_paused = False
+        # What would have run during the pause.
+        self.held: list[Any] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.on_death: list[Callable[[], None]] = []
 
@@ -57,6 +63,17 @@ class Process:
 
 
 _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def current_process() -> Process | None:
+    """Whose code is running."""
+    return _PROCESS.get()
+
+
+class Dial(Protocol):
+    """How the loop's programs connect to others: as `create_connection` does."""
+
+    async def __call__(self, make_protocol: Callable[[], Any], port: int) -> tuple[Any, Any]: ...
 
 
 class Watched(Protocol):
@@ -78,7 +95,9 @@ class SeededLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.steps_max = steps_max
         # Called after each step of a process: a place for invariants.
-        self.after_step: Callable[[], None] | None = None
+        self.after_step: Callable[[Process], None] | None = None
+        # Where connections lead that programs open by themselves.
+        self.dial: Dial | None = None
         self._processes: list[Process] = []
         self._watched: dict[int, Watched] = {}
 
@@ -121,15 +140,32 @@ class SeededLoop(asyncio.BaseEventLoop):
         if handle._cancelled:
             return
         process = handle._context.get(_PROCESS)
-        if process is not None and process.is_dead:
-            return
+        if process is not None:
+            if process.is_dead:
+                return
+            if process.is_paused:
+                process.held.append(handle)
+                return
         self.steps += 1
         if self.steps > self.steps_max:
             raise StepBudgetExceeded(f"{self.steps_max} steps were not enough")
         self._trace.update(f"{self._now_us} {_name_of(handle)}\n".encode())
         handle._run()
         if process is not None and self.after_step is not None:
-            self.after_step()
+            self.after_step(process)
+
+    def pause(self, process: Process) -> None:
+        """Nothing of it runs until `go_on`: as after SIGSTOP."""
+        process.is_paused = True
+
+    def go_on(self, process: Process) -> None:
+        process.is_paused = False
+        held, process.held = process.held, []
+        self._ready.extend(held)  # type: ignore[attr-defined]
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        assert self.dial is not None, "there is no network"
+        return await self.dial(protocol_factory, port)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """No thread: the function runs as a callback of its own, between others."""
@@ -164,6 +200,11 @@ class SeededLoop(asyncio.BaseEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     coroutine: Any = task.get_coro()
                     coroutine.close()
+
+    def abandon(self) -> None:
+        """Nobody is interested in what is still under way."""
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     # -- simulated sockets ---------------------------------------------------------------------------------------------
 
@@ -228,6 +269,9 @@ class LoopClock:
 def run(main: Coroutine[Any, Any, T], dice: Dice, *, steps_max: int = STEPS_MAX) -> tuple[T, str]:
     """Run a program to its end on a loop of its own; its result and the trace's hash."""
     loop = SeededLoop(dice, steps_max=steps_max)
+    # What the dead had begun is let go of when the collector comes, and that is nobody's seed.
+    was_collecting = gc.isenabled()
+    gc.disable()
     try:
         asyncio.set_event_loop(loop)
         result = loop.run_until_complete(main)
@@ -237,10 +281,15 @@ def run(main: Coroutine[Any, Any, T], dice: Dice, *, steps_max: int = STEPS_MAX)
             task.cancel()
         loop.run_until_complete(_rest(living))
         return result, loop.trace_hash
+    except BaseException:
+        loop.abandon()
+        raise
     finally:
         loop.bury()
         asyncio.set_event_loop(None)
         loop.close()
+        if was_collecting:
+            gc.enable()
 
 
 async def _rest(tasks: list[asyncio.Task[Any]]) -> None:

@@ -60,6 +60,10 @@ from moldau.protocol.wire import ZERO_UUID
 
 # While partitions change hands members are heard of this often, so that no step waits for a heartbeat's turn.
 RECONCILING_HEARTBEAT_MS = 200
+# Nobody reads a partition between its release and the next word of whoever waits for it. The larger the group, the less
+# often its members may ask.
+WAITING_HEARTBEAT_MS = 20
+WAITING_HEARTBEAT_MS_PER_MEMBER = 2
 MEMBER_EPOCH_VERSION_MIN = 9  # of OffsetCommit: older ones have a generation only
 
 
@@ -125,14 +129,19 @@ class ConsumerProtocol:
         response = ConsumerGroupHeartbeatResponse(
             member_id=member.id,
             member_epoch=member.holding.epoch,
-            heartbeat_interval_ms=self.heartbeat_interval_ms(group),
+            heartbeat_interval_ms=self._heartbeat_interval_ms(group, member),
             assignment=_assignment(member.holding.assigned) if is_whole else None,
         )
         step.answer(asked.token, response)
 
-    def heartbeat_interval_ms(self, group: ConsumerGroup) -> int:
-        steady_ms = self._settings.group_integer(group.id, "consumer.heartbeat.interval.ms")
-        return min(RECONCILING_HEARTBEAT_MS, steady_ms) if group.is_moving else steady_ms
+    def _heartbeat_interval_ms(self, group: ConsumerGroup, member: ConsumerMember) -> int:
+        interval_ms = self._settings.group_integer(group.id, "consumer.heartbeat.interval.ms")
+        if group.is_moving:
+            interval_ms = min(interval_ms, RECONCILING_HEARTBEAT_MS)
+            if member.holding.state is MemberState.UNRELEASED:
+                waiting_ms = max(WAITING_HEARTBEAT_MS, WAITING_HEARTBEAT_MS_PER_MEMBER * len(group.members))
+                interval_ms = min(interval_ms, waiting_ms)
+        return interval_ms
 
     # -- the group of a member that joins ------------------------------------------------------------------------------
 

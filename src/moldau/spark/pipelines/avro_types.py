@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -42,35 +41,11 @@ _LOGICAL: dict[str, DataType] = {
     "timestamp-micros": TimestampType(),
     "date": DateType(),
 }
-_ARROW: dict[type[DataType], pa.DataType] = {
-    BooleanType: pa.bool_(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    BinaryType: pa.binary(),
-    StringType: pa.string(),
-    TimestampType: pa.timestamp("us", tz="UTC"),
-    DateType: pa.date32(),
-}
 
 
 def row_type(definition: dict[str, Any], where: str) -> StructType:
     """The columns of a record schema; PipelineError names the field that Spark has no type for."""
     return _record(definition, where, {})
-
-
-def arrow_type(kind: DataType) -> pa.DataType:
-    """Of the types that schemas become here. Spark's own table of them has changed its door from version to version."""
-    if isinstance(kind, StructType):
-        return pa.struct([pa.field(one.name, arrow_type(one.dataType)) for one in kind.fields])
-    if isinstance(kind, ArrayType):
-        return pa.list_(arrow_type(kind.elementType))
-    if isinstance(kind, MapType):
-        return pa.map_(pa.string(), arrow_type(kind.valueType))
-    if isinstance(kind, DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
-    return _ARROW[type(kind)]
 
 
 def reader_of(definition: dict[str, Any]) -> Callable[[Any], Any]:

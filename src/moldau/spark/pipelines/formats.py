@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 from moldau.spark.pipelines import avro_types
+from moldau.spark.pipelines.arrow_types import arrow_type
 from moldau.spark.pipelines.complaints import (
     Complaint,
     Field,
@@ -107,7 +108,7 @@ class Avro:
 
     def with_rows(self, records: DataFrame) -> DataFrame:
         asked = StructType([*records.schema.fields, StructField(ROWS, ArrayType(self.schema))])
-        rows_type = avro_types.arrow_type(ArrayType(self.schema))
+        rows_type = arrow_type(ArrayType(self.schema))
         definition = self.definition
 
         def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -24,7 +24,9 @@ from urllib.parse import quote
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from moldau.spark.exactly_once import ExactlyOnceRefused, Mark, Refuse, Skip, decide_under, mark_from
+from moldau.spark.exactly_once import Mark, mark_from
+from moldau.spark.exactly_once_driver import NumberedBatch
+from moldau.spark.pipelines.batch_rules import is_next, offsets_by_topic
 
 PARTITION, OFFSET = "_partition", "_offset"
 _HIDDEN = ".moldau"
@@ -56,25 +58,29 @@ class ParquetJournal:
         self._query = quote(query, safe="")
         self._path = Path(directory) / _HIDDEN / f"{self._query}.json"
 
-    def begin(self, mark: Mark) -> str | None:
+    def begin(self, batch: NumberedBatch) -> str | None:
         """Finish what a crash has left; then the prefix of hidden names for the batch, None when it is in already."""
         with self._locked():
-            is_next = self._is_next(mark)
+            is_wanted = self._is_next(batch.mark)
             for left in self.root.glob(f"**/.{self._query}-*.partial"):
                 left.unlink(missing_ok=True)
-        return f".{self._query}-{secrets.token_hex(8)}" if is_next else None
+        return f".{self._query}-{secrets.token_hex(8)}" if is_wanted else None
 
-    def commit(self, mark: Mark, files: Sequence[WrittenFile]) -> bool:
-        """Make the files visible, with the mark. False when another driver has written the batch."""
+    def commit(self, batch: NumberedBatch, prefix: str, files: Sequence[WrittenFile]) -> bool:
+        """Make the files visible, with the batch's mark. False when another driver has written the batch."""
         with self._locked():
-            if not self._is_next(mark):
+            if not self._is_next(batch.mark):
                 return False
             lost = [one.hidden for one in files if not (self.root / one.hidden).exists()]
             if lost:
-                raise FilesLost(f"batch {mark.batch_id}: {lost[0]} is gone, for another driver runs the query")
-            text = json.dumps({"mark": mark.to_metadata(), "files": [[one.hidden, one.final] for one in files]})
-            _replace_durably(self._path, text)
-            self._finish(json.loads(text))
+                raise FilesLost(f"batch {batch.batch_id}: {lost[0]} is gone, for another driver runs the query")
+            journal = {
+                "mark": batch.mark.to_metadata(),
+                "offsets": offsets_by_topic(batch.sources),
+                "files": [[one.hidden, one.final] for one in files],
+            }
+            _replace_durably(self._path, json.dumps(journal))
+            self._finish(journal)
             return True
 
     def _is_next(self, mark: Mark) -> bool:
@@ -84,10 +90,7 @@ class ParquetJournal:
             return True
         self._finish(journal)
         name = f"{self._query!r} in {self._path}"
-        decision = decide_under(mark_from([journal["mark"]]), mark, name, "directory")
-        if isinstance(decision, Refuse):
-            raise ExactlyOnceRefused(decision.why)
-        return not isinstance(decision, Skip)
+        return is_next(mark_from([journal["mark"]]), mark, name, "directory")
 
     def _finish(self, journal: Any) -> None:
         for hidden, final in journal["files"]:

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import importlib
 import json
-import pickle
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from moldau.spark.exactly_once import ExactlyOnceRefused, Mark, Refuse, Skip, decide_under
-from moldau.spark.exactly_once_batches import numbered_batch
+from moldau.spark.exactly_once import Mark
 from moldau.spark.exactly_once_driver import NumberedBatch
+from moldau.spark.pipelines.batch_rules import is_next, offsets_by_topic
+from moldau.spark.pipelines.batch_writing import column_of, in_tasks, write_batches
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.postgres_rules import LEDGER, Copied, TargetTable, copy_text, sql_type
 from moldau.spark.pipelines.queries import WriteBatch
 
-_REPORTS = "copied binary"
 # Any number, as long as all drivers take the same one: tables are made by one of them at a time.
 _MAKING_TABLES = 0x6D6F6C6461750001
 _NUL, _REPLACEMENT = "\0", "\ufffd"
@@ -97,8 +94,8 @@ class BatchWriter:
         table, mark = self._table, batch.mark
         with psycopg().connect(self._dsn) as connection:
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (self._query,))
-            is_next = self._is_next(connection, mark)
-            if is_next:
+            is_wanted = self._is_next(connection, mark)
+            if is_wanted:
                 expected = sum(one.row_count for one in copied)
                 try:
                     (found,) = connection.execute(table.count_staged(staging, copied)).fetchone()
@@ -107,18 +104,21 @@ class BatchWriter:
                 if found != expected:
                     raise BatchLost(_lost(batch, found, expected))
                 connection.execute(table.take_over(staging, copied))
-                stored = (self._query, mark.query_id, mark.batch_id, mark.digest, _offsets(batch))
+                stored = (
+                    self._query,
+                    mark.query_id,
+                    mark.batch_id,
+                    mark.digest,
+                    json.dumps(offsets_by_topic(batch.sources)),
+                )
                 connection.execute(table.write_ledger(), stored)
             connection.execute(table.drop_staging(staging))
-        return is_next
+        return is_wanted
 
     def _is_next(self, connection: Any, mark: Mark) -> bool:
         row = connection.execute(self._table.read_ledger(), (self._query,)).fetchone()
         name = f"{self._query!r} in PostgreSQL's table {LEDGER}"
-        decision = decide_under(None if row is None else Mark(*row), mark, name, "name of the pipeline or the query")
-        if isinstance(decision, Refuse):
-            raise ExactlyOnceRefused(decision.why)
-        return not isinstance(decision, Skip)
+        return is_next(None if row is None else Mark(*row), mark, name, "name of the pipeline or the query")
 
     def _left_behind(self, connection: Any) -> list[str]:
         """Staging tables of batches that were not finished. One whose driver still runs fails, and begins again."""
@@ -139,13 +139,6 @@ def _lost(batch: NumberedBatch, found: int, expected: int) -> str:
         f"batch {batch.batch_id}: PostgreSQL holds {found} of the {expected} rows that tasks copied, for it was "
         "restarted or another driver runs the query: nothing of the batch is visible, and it is done again"
     )
-
-
-def _offsets(batch: NumberedBatch) -> str:
-    topics: dict[str, dict[str, int]] = {}
-    for where, offset in sorted(batch.sources.by_partition.items()):
-        topics.setdefault(where.topic, {})[str(where.partition)] = offset
-    return json.dumps(topics)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -175,28 +168,12 @@ class PostgresSink:
         writer = BatchWriter(self.dsn, self.table, query)
         writer.prepare()
 
-        def write(rows: DataFrame, batch_id: int) -> None:
-            batch = numbered_batch(rows.sparkSession, batch_id)
-            staging = writer.begin(batch)
-            if staging is None:
-                # In the table already, but Spark did not write down the state that comes of it.
-                rows.write.format("noop").mode("overwrite").save()
-                return
-            writer.commit(batch, staging, self._copy(rows, staging))
-
-        return write
+        return write_batches(writer, self._copy)
 
     def _copy(self, rows: DataFrame, staging: str) -> list[Copied]:
         dsn, table = self.dsn, self.table
-
-        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            context = TaskContext.get()
-            assert context is not None
-            copied = copy_rows(dsn, table, staging, context.taskAttemptId(), batches)
-            yield pa.record_batch([pa.array([pickle.dumps(copied)], pa.binary())], names=["copied"])
-
         staged = rows.select(*(_writable(rows.schema, name) for name in table.staged))
-        return [pickle.loads(bytes(row[0])) for row in staged.mapInArrow(task, _REPORTS).collect()]
+        return in_tasks(staged, lambda attempt, batches: copy_rows(dsn, table, staging, attempt, batches))
 
 
 def target_table(
@@ -221,7 +198,7 @@ def target_table(
 
 def _writable(schema: StructType, name: str) -> Column:
     """A column as COPY's text can hold it."""
-    column = F.col(f"`{name.replace('`', '``')}`")
+    column = column_of(name)
     spark_type = schema[name].dataType.simpleString()
     if spark_type == "string":
         written = F.translate(column, _NUL, _REPLACEMENT)

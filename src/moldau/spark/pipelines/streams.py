@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -17,9 +17,11 @@ from pyspark.sql import functions as F
 from moldau.spark.pipelines import lookups
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.keys import TIME_PATTERN
+from moldau.spark.pipelines.lake import DeltaSink, IcebergSink, lake_rows
 from moldau.spark.pipelines.parquet import ParquetSink
 from moldau.spark.pipelines.postgres import PostgresSink, target_table
 from moldau.spark.pipelines.queries import COMPACTED, FunctionSink, OutputMode, Query, TopicSink, WriteBatch
+from moldau.spark.pipelines.redshift import redshift_sink
 
 if TYPE_CHECKING:
     from moldau.spark.pipelines.tables import Table
@@ -164,15 +166,9 @@ class Stream:
         highest `newest` stays, or the last of the topic's partition.
         """
         keys = tuple(_names(key))
-        metadata = tuple(one for one in (PARTITION, OFFSET) if keys and one in self.df.columns)
-        if newest is not None:
-            self._check_columns([newest])
-        elif keys and OFFSET not in metadata:
-            raise PipelineError(
-                f"which of two rows with one key is the newer? give newest='a column', or keep {OFFSET}"
-            )
+        order = self._order(keys, newest)
+        metadata = tuple(one for one in order if one in METADATA)
         columns = [one for one in self.df.columns if one not in METADATA]
-        order = (*(() if newest is None else (newest,)), *metadata)
         target = target_table(table, self.df.schema, columns, keys, order=order, order_columns=metadata)
         return Query(name or table, self.df.select(*target.staged), PostgresSink(target, dsn))
 
@@ -185,6 +181,64 @@ class Stream:
         if by is not None:
             self._check_columns([by])
         return Query(name or f"{topic}-parquet", self.df, ParquetSink(str(directory), topic, by))
+
+    def to_delta(
+        self,
+        uri: str | Path,
+        key: str | Sequence[str] = (),
+        *,
+        newest: str | None = None,
+        name: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Query:
+        """Rows into a Delta table, exactly once; the table is made when it is not there.
+
+        With `key`, columns, a row replaces the one that has the same, as in `to_postgres`. `options` are those of
+        deltalake's storage, for tables that are not on a disk.
+        """
+        keys = tuple(_names(key))
+        rows = lake_rows(self.df.schema, self.df.columns, keys, self._order(keys, newest))
+        return Query(name or f"{_last(uri)}-delta", self.df, DeltaSink(str(uri), rows, dict(options or {})))
+
+    def to_iceberg(
+        self,
+        table: str,
+        key: str | Sequence[str] = (),
+        *,
+        catalog: str | Mapping[str, str],
+        newest: str | None = None,
+        name: str | None = None,
+    ) -> Query:
+        """Rows into an Iceberg table, exactly once; it is made when it is not there. With `key` as in `to_delta`.
+
+        `catalog` is the name of one that pyiceberg is configured with, or its properties: `{"uri": ..., "warehouse":
+        ...}`.
+        """
+        keys = tuple(_names(key))
+        rows = lake_rows(self.df.schema, self.df.columns, keys, self._order(keys, newest))
+        return Query(name or f"{table}-iceberg", self.df, IcebergSink(catalog, table, rows))
+
+    def to_redshift(
+        self,
+        dsn: str,
+        table: str,
+        key: str | Sequence[str] = (),
+        *,
+        s3: str,
+        iam_role: str = "default",
+        newest: str | None = None,
+        name: str | None = None,
+        s3_options: Mapping[str, Any] | None = None,
+    ) -> Query:
+        """Rows into a table of Redshift by way of files in `s3`, exactly once; it is made when it is not there. With
+        `key` as in `to_postgres`. `s3_options` are those of Arrow's S3FileSystem."""
+        keys = tuple(_names(key))
+        columns = [one for one in self.df.columns if one not in METADATA]
+        order = self._order(keys, newest)
+        sink = redshift_sink(
+            dsn, table, self.df.schema, columns, keys, order, s3=s3, iam_role=iam_role, s3_options=s3_options
+        )
+        return Query(name or f"{table}-redshift", self.df, sink)
 
     def to_function(self, write: WriteBatch, *, name: str, output_mode: OutputMode = "append") -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""
@@ -199,6 +253,17 @@ class Stream:
                 "table once more"
             )
         return self.event_time
+
+    def _order(self, keys: Sequence[str], newest: str | None) -> tuple[str, ...]:
+        """The columns that tell which of several rows with one key is the last."""
+        metadata = tuple(one for one in (PARTITION, OFFSET) if keys and one in self.df.columns)
+        if newest is not None:
+            self._check_columns([newest])
+        elif keys and OFFSET not in metadata:
+            raise PipelineError(
+                f"which of two rows with one key is the newer? give newest='a column', or keep {OFFSET}"
+            )
+        return (*(() if newest is None else (newest,)), *metadata)
 
     def _check_columns(self, columns: Sequence[str]) -> None:
         for name in columns:
@@ -258,13 +323,44 @@ class Aggregation:
 
     def to_postgres(self, dsn: str, table: str, *, name: str | None = None) -> Query:
         """One row per key and window in a table of PostgreSQL, replaced when it changes, exactly once."""
-        keys = (*self.keys, WINDOW_START) if self.is_windowed else self.keys
-        target = target_table(table, self.df.schema, self.df.columns, keys)
+        target = target_table(table, self.df.schema, self.df.columns, self._row_keys)
         return Query(name or table, self.df, PostgresSink(target, dsn), self.output_mode)
+
+    def to_delta(self, uri: str | Path, *, name: str | None = None, options: Mapping[str, str] | None = None) -> Query:
+        """One row per key and window in a Delta table, replaced when it changes, exactly once."""
+        rows = lake_rows(self.df.schema, self.df.columns, self._row_keys)
+        sink = DeltaSink(str(uri), rows, dict(options or {}))
+        return Query(name or f"{_last(uri)}-delta", self.df, sink, self.output_mode)
 
     def to_function(self, write: WriteBatch, *, name: str) -> Query:
         """Batches to a function of your own, as `foreachBatch` calls it."""
         return Query(name, self.df, FunctionSink(write), self.output_mode)
+
+    def to_iceberg(self, table: str, *, catalog: str | Mapping[str, str], name: str | None = None) -> Query:
+        """One row per key and window in an Iceberg table, replaced when it changes, exactly once."""
+        rows = lake_rows(self.df.schema, self.df.columns, self._row_keys)
+        return Query(name or f"{table}-iceberg", self.df, IcebergSink(catalog, table, rows), self.output_mode)
+
+    def to_redshift(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        s3: str,
+        iam_role: str = "default",
+        name: str | None = None,
+        s3_options: Mapping[str, Any] | None = None,
+    ) -> Query:
+        """One row per key and window in a table of Redshift, replaced when it changes, exactly once."""
+        columns, keys = self.df.columns, self._row_keys
+        sink = redshift_sink(
+            dsn, table, self.df.schema, columns, keys, (), s3=s3, iam_role=iam_role, s3_options=s3_options
+        )
+        return Query(name or f"{table}-redshift", self.df, sink, self.output_mode)
+
+    @property
+    def _row_keys(self) -> tuple[str, ...]:
+        return (*self.keys, WINDOW_START) if self.is_windowed else self.keys
 
 
 def key_column(keys: Sequence[str], is_windowed: bool) -> Column:
@@ -279,6 +375,10 @@ def key_column(keys: Sequence[str], is_windowed: bool) -> Column:
         )
         texts.append(F.get_json_object(start, "$.t"))
     return F.to_json(F.array(*texts))
+
+
+def _last(uri: str | Path) -> str:
+    return str(uri).rstrip("/").rpartition("/")[2]
 
 
 def _names(given: str | Sequence[str]) -> Sequence[str]:

@@ -6,7 +6,8 @@ disk, under faults of every kind, judged by invariants and by the checker of his
 
 from moldau.testing.simulation.network import SimulatedNetwork
 from moldau.testing.simulation.node import SimulatedNode
-from moldau.testing.simulation.transactions import Run, simulate_one_end, simulate_power_losses, simulate_transactions
+from moldau.testing.simulation.seed_run import Run
+from moldau.testing.simulation.transactions import simulate_one_end, simulate_power_losses, simulate_transactions
 
 __all__ = [
     "Run",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moldau.broker import Node
 from moldau.coordination.transactions import TransactionState
 from moldau.testing.history import Partition
+from moldau.testing.loop import Process
 from moldau.testing.simulation.node import SimulatedNode
 
 AT_REST = (TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
@@ -19,7 +21,7 @@ class Invariants:
         self._violate = violate
         self._seen: dict[Partition, tuple[int, int]] = {}
 
-    def check(self) -> None:
+    def check(self, _process: Process) -> None:
         node = self._node.node
         if node is None:
             return
@@ -44,6 +46,12 @@ def at_rest_problems(simulated: SimulatedNode) -> list[str]:
     node = simulated.node
     if node is None:
         return ["the node is not up"]
+    leaderless = [f"{partition} has no leader" for partition in node.replicas if partition.leader is None]
+    return [*unfinished(node), *leaderless]
+
+
+def unfinished(node: Node) -> list[str]:
+    """Transactions that are open on a node."""
     problems = []
     transactions = node.transactions_in_use
     for machine in transactions.coordinator.machines() if transactions is not None else ():
@@ -56,8 +64,6 @@ def at_rest_problems(simulated: SimulatedNode) -> list[str]:
     if groups is not None and any(machine.offsets.pending for machine in groups.coordinator.machines()):
         problems.append("offsets of a group are pending")
     for partition in node.replicas:
-        if partition.leader is None:
-            problems.append(f"{partition} has no leader")
         for state in partition.log.producers.active():
             if state.transaction_first_offset >= 0:
                 problems.append(

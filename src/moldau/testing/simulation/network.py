@@ -1,13 +1,16 @@
-"""A network in memory: listening sockets for real nodes, links from simulated clients, and everything that goes wrong.
+"""A network in memory: listening sockets for real nodes, links from simulated clients and between nodes, and everything
+that goes wrong.
 
 A link is two streams of bytes. Pieces arrive late, in their order, whole or in part; a stream may stall for seconds; a
 link may be cut, and then what was under way is lost. When a process dies its links are cut, but answers that had left
 may still arrive. A client that gives up waiting may leave its request in the network, to arrive when nobody expects it
-any more.
+any more. Between hosts a way may be blocked, also in one direction only: what is sent stays under way, and nobody is
+told, until it is open again (`wires.py` has the dialing side of nodes).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
@@ -16,6 +19,8 @@ from typing import Any
 from moldau.testing.dice import SeededDice
 from moldau.testing.loop import Process, SeededLoop
 
+# From one host to another.
+Way = tuple[str, str]
 HOST = "127.0.0.1"
 DELAY_MS_MAX = 6
 
@@ -32,32 +37,86 @@ class SimulatedNetwork:
         self._links_made = 0
         self.stall_percent = 0
         self.stall_ms_max = 0
+        self._host_of_port: dict[int, str] = {}
+        self._blocked: set[Way] = set()
+        # What waits for a way to open: streams, and those who want to connect.
+        self._held: dict[_Stream, None] = {}
+        self._dialing: dict[asyncio.Future[None], None] = {}
+
+    # -- ways ----------------------------------------------------------------------------------------------------------
+
+    def block(self, *ways: Way) -> None:
+        self._blocked.update(ways)
+
+    def unblock(self, *ways: Way) -> None:
+        """Without arguments: all of them."""
+        if ways:
+            self._blocked.difference_update(ways)
+        else:
+            self._blocked.clear()
+        held, self._held = self._held, {}
+        for stream in held:
+            self.loop.call_later(self.delay_ms() / 1000, stream.go_on, context=self.context)
+        dialing, self._dialing = self._dialing, {}
+        for future in dialing:
+            if not future.done():
+                future.set_result(None)
+
+    def is_blocked(self, way: Way) -> bool:
+        return bool(self._blocked) and way in self._blocked
+
+    def hold(self, stream: _Stream) -> None:
+        self._held[stream] = None
+
+    async def wait_open(self, source: str, port: int) -> None:
+        """Until a connection to that port can be made, or be refused."""
+        target = self._host_of_port.get(port, "")
+        while self.is_blocked((source, target)) or self.is_blocked((target, source)):
+            future: asyncio.Future[None] = self.loop.create_future()
+            self._dialing[future] = None
+            try:
+                await future
+            finally:
+                self._dialing.pop(future, None)
+
+    # -- links ---------------------------------------------------------------------------------------------------------
 
     def listener_of(self, process: Process) -> Callable[[Any], Any]:
         """What a node takes as `listen`; its links are cut when the process dies."""
 
         def listen(config: Any) -> Any:
             assert config.port not in self._listening, f"port {config.port} is taken"
-            listening = self._listening[config.port] = _ListeningSocket(self, config.port)
+            listening = self._listening[config.port] = _ListeningSocket(self, config.port, process.host)
+            self._host_of_port[config.port] = process.host
 
             def on_death() -> None:
                 if self._listening.get(config.port) is listening:
                     del self._listening[config.port]
                 for link in [link for link in self.links if link.listening is listening]:
                     link.cut(keeps_answers=self.dice.chance(50))
+                for link in [link for link in self.links if link.dialer is process]:
+                    link.abandon()
 
             process.on_death.append(on_death)
             return listening
 
         return listen
 
-    def connect(self, port: int, on_bytes: Callable[[bytes], None], on_lost: Callable[[], None]) -> Link:
+    def connect(
+        self,
+        port: int,
+        on_bytes: Callable[[bytes], None],
+        on_lost: Callable[[], None],
+        *,
+        source: str = "",
+        dialer: Process | None = None,
+    ) -> Link:
         """ConnectionRefusedError when nobody listens there."""
         listening = self._listening.get(port)
         if listening is None:
             raise ConnectionRefusedError(f"nobody listens on port {port}")
         self._links_made += 1
-        link = Link(self, listening, self._links_made, on_bytes, on_lost)
+        link = Link(self, listening, self._links_made, on_bytes, on_lost, source, dialer)
         self.links[link] = None
         listening.arrive(link)
         return link
@@ -72,9 +131,10 @@ class SimulatedNetwork:
 class _Stream:
     """One direction of a link."""
 
-    def __init__(self, network: SimulatedNetwork, on_arrival: Callable[[], None]) -> None:
+    def __init__(self, network: SimulatedNetwork, on_arrival: Callable[[], None], way: Way) -> None:
         self._network = network
         self._on_arrival = on_arrival
+        self.way = way
         # None is the end of the stream.
         self._under_way: deque[bytes | None] = deque()
         self._is_stalled = False
@@ -86,7 +146,7 @@ class _Stream:
         if network.stall_percent and network.dice.chance(network.stall_percent):
             self._is_stalled = True
             delay_ms = 1 + network.dice.below(network.stall_ms_max)
-            network.loop.call_later(delay_ms / 1000, self._go_on, context=network.context)
+            network.loop.call_later(delay_ms / 1000, self.go_on, context=network.context)
         self._under_way.append(data)
         self._deliver_later(network.delay_ms() / 1000)
 
@@ -97,13 +157,16 @@ class _Stream:
         else:
             loop.call_soon(self._deliver, context=context)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         self._is_stalled = False
         for _ in range(len(self._under_way)):
             self._deliver_later(0)
 
     def _deliver(self) -> None:
         if self._under_way and not self._is_stalled:
+            if self._network.is_blocked(self.way):
+                self._network.hold(self)
+                return
             data = self._under_way.popleft()
             if data is None:
                 self.is_ended = True
@@ -126,15 +189,19 @@ class Link:
         number: int,
         on_bytes: Callable[[bytes], None],
         on_lost: Callable[[], None],
+        source: str,
+        dialer: Process | None,
     ) -> None:
         self._network = network
         self.listening = listening
         self.number = number
+        # The process that opened it, if it is one that may die.
+        self.dialer = dialer
         self._on_bytes = on_bytes
         self._on_lost: Callable[[], None] | None = on_lost
         self.socket = SimulatedSocket(network, self)
-        self.requests = _Stream(network, self.socket.look)
-        self.answers = _Stream(network, self._on_answer_bytes)
+        self.requests = _Stream(network, self.socket.look, (source, listening.host))
+        self.answers = _Stream(network, self._on_answer_bytes, (listening.host, source))
 
     def send(self, data: bytes) -> None:
         self.requests.send(data)
@@ -160,7 +227,7 @@ class Link:
         self.requests.drop()
         self.socket.reset()
         self._network.links.pop(self, None)
-        if keeps_answers:
+        if keeps_answers or self._network.is_blocked(self.answers.way):
             self.answers.send(None)
         else:
             self.answers.drop()
@@ -266,9 +333,10 @@ class SimulatedSocket:
 
 
 class _ListeningSocket:
-    def __init__(self, network: SimulatedNetwork, port: int) -> None:
+    def __init__(self, network: SimulatedNetwork, port: int, host: str) -> None:
         self._network = network
         self.port = port
+        self.host = host
         self._descriptor = network.loop.attach(self)
         self._reader: tuple[Callable[[], None], Context] | None = None
         self._waiting: deque[Link] = deque()

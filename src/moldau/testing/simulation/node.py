@@ -33,11 +33,13 @@ class SimulatedNode:
         port: int,
         settings: Mapping[str, str],
         say: Callable[[str], None],
+        host: str = "",
     ) -> None:
         self._network = network
         self._loop: SeededLoop = network.loop
         self._dice = dice
         self.port = port
+        self.host = host
         self._settings = {**SETTINGS, "listeners": f"PLAINTEXT://{HOST}:{port}", **settings}
         self._say = say
         self.clock = LoopClock(self._loop)
@@ -61,7 +63,7 @@ class SimulatedNode:
         if self.lives:
             self.disk = self.disk.crash() if self.loses_power else self.disk.kill()
         self.lives += 1
-        process = self.process = Process(f"node {self.lives}")
+        process = self.process = Process(f"node {self.lives}", self.host)
         process.on_death.append(self._on_death)
         self.disk.on_power_loss = process.die
         if self._steps_at_start is not None:
@@ -85,6 +87,7 @@ class SimulatedNode:
             listen=self._network.listener_of(process),
         )
         node.start()
+        node.replicas.closing_threads = 1
 
     def _on_death(self) -> None:
         self._say(f"node_died life={self.lives} at_step={self.disk.steps}")

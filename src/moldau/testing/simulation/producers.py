@@ -45,10 +45,28 @@ RETRIABLE = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.KAFKA_STORAGE_ERROR,
         ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        # Of clusters.
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     )
 )
 # Refusals that say nothing about whether it happened all the same.
-UNSURE = frozenset((ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.KAFKA_STORAGE_ERROR))
+UNSURE = frozenset(
+    (
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+    )
+)
 FENCED = frozenset((ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING))
 
 
@@ -67,8 +85,9 @@ class World(Protocol):
     history: History
     partitions: list[Partition]
     is_calm: bool
+    transaction_timeouts_ms: tuple[int, ...]
 
-    def client(self, name: str) -> SimulatedClient: ...
+    def client(self, name: str) -> Any: ...
 
     def before_end(self) -> None:
         """A transaction is about to be ended: a good moment for faults."""
@@ -87,6 +106,7 @@ class Producer:
         self._producer_id = self._epoch = -1
         self._sequences: dict[Partition, int] = {}
         self._produce_version = 11
+        self._retriable: frozenset[int] = RETRIABLE
         self._lingers = True
         self._sent_count = 0
 
@@ -131,9 +151,10 @@ class Producer:
     async def initialize(self, *, goes_on: bool = False) -> None:
         if self._transactional_id is not None and not goes_on:
             await self.find_coordinator(self._transactional_id, TRANSACTION)
+        timeouts_ms = self._world.transaction_timeouts_ms
         request = InitProducerIdRequest(
             transactional_id=self._transactional_id,
-            transaction_timeout_ms=TIMEOUTS_MS[self._dice.below(len(TIMEOUTS_MS))],
+            transaction_timeout_ms=timeouts_ms[self._dice.below(len(timeouts_ms))],
         )
         if goes_on:
             request.producer_id, request.producer_epoch = self._producer_id, self._epoch
@@ -167,7 +188,7 @@ class Producer:
                     del batches[partition]
                 elif code in FENCED:
                     raise Fenced
-                elif code not in RETRIABLE:
+                elif code not in self._retriable:
                     raise Abortable(ErrorCode(code).name)
             if not batches:
                 return

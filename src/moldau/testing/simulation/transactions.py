@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from moldau.cluster import TRANSACTION_VERSION
@@ -18,48 +17,27 @@ from moldau.protocol.messages.create_topics import CreateTopicsRequest
 from moldau.protocol.messages.update_features import UpdateFeaturesRequest
 from moldau.testing.dice import SeededDice
 from moldau.testing.disk import PowerLoss
-from moldau.testing.history import History, Partition
+from moldau.testing.history import Partition
 from moldau.testing.history_check import check
 from moldau.testing.loop import SeededLoop, run
-from moldau.testing.simulation.client import NoAnswer, SimulatedClient, fetch_committed
+from moldau.testing.simulation.client import SimulatedClient
 from moldau.testing.simulation.invariants import Invariants, at_rest_problems
+from moldau.testing.simulation.load import INPUTS, OUTPUT, TRANSFORM, Load
 from moldau.testing.simulation.network import SimulatedNetwork
 from moldau.testing.simulation.node import SimulatedNode
-from moldau.testing.simulation.producers import PlainProducer, TransactionalProducer, Transformer, read_group_offset
+from moldau.testing.simulation.producers import PlainProducer
+from moldau.testing.simulation.seed_run import Run
 
 PORT = 9092
-INPUTS: list[Partition] = [("input", 0), ("input", 1)]
-OUTPUT: Partition = ("output", 0)
-GROUP = "transformers"
-TRANSFORM = "transform"
 LOAD_MS = 10_000
 STALL_MS_MAX = 9_000
 # By then every timeout of a transaction, and what is tried again after it, is over.
 REST_MS_MAX = 200_000
-STORY_LINES_MAX = 40
 SAFE_DOWNGRADE = 2
 STEPS_MAX = 200_000
 
 
-@dataclass(slots=True)
-class Run:
-    """What became of a seed; `problems` is empty when all is well."""
-
-    seed: int
-    command: str
-    trace_hash: str = ""
-    steps: int = 0
-    lives: int = 0
-    problems: list[str] = field(default_factory=list)
-    story: list[str] = field(default_factory=list)
-    history: History = field(default_factory=History)
-
-    def __str__(self) -> str:
-        head = f"seed {self.seed}: {len(self.problems)} problems; to replay it: {self.command}"
-        return "\n".join([head, *self.problems, "", *self.story[-STORY_LINES_MAX:]])
-
-
-class TransactionWorld:
+class TransactionWorld(Load):
     """Everything of one run. Clients see it as their `World`."""
 
     def __init__(self, seed: int, run: Run) -> None:
@@ -71,7 +49,7 @@ class TransactionWorld:
         self.is_calm = False
         self._kills_at_ends = self.dice.chance(60)
         # The cluster's; with 1 there are clients of the first generation only.
-        self._transaction_version = 1 if self.dice.chance(20) else 2
+        self.transaction_version = 1 if self.dice.chance(20) else 2
         self.network = SimulatedNetwork(loop, SeededDice(f"network {seed}"))
         self.node = SimulatedNode(
             self.network, SeededDice(f"node {seed}"), port=PORT, settings=self._settings(), say=self.say
@@ -166,80 +144,12 @@ class TransactionWorld:
         )
         response = await client.ask(request, 5)
         assert all(topic.error_code == ErrorCode.NONE for topic in response.topics)
-        if self._transaction_version == 1:
+        if self.transaction_version == 1:
             level = UpdateFeaturesRequest.FeatureUpdateKey(
                 feature=TRANSACTION_VERSION, max_version_level=1, upgrade_type=SAFE_DOWNGRADE
             )
             response = await client.ask(UpdateFeaturesRequest(feature_updates=[level]), 2)
             assert response.error_code == ErrorCode.NONE
-
-    async def own(self, transactional_id: str) -> None:
-        """Instances of a transactional id, each fencing those before it; some begin while the last one goes on."""
-        generation = 1 + self.dice.below(self._transaction_version)
-        instances: list[asyncio.Task[None]] = []
-        while not self.is_calm:
-            producer = self._make_instance(transactional_id, len(instances) + 1, generation)
-            task = self.loop.create_task(producer.run(1 + self.dice.below(8)))
-            instances.append(task)
-            if self.dice.chance(25):
-                await asyncio.sleep((1 + self.dice.below(3_000)) / 1000)
-            else:
-                await task
-            if self.dice.chance(20):
-                await asyncio.sleep((1 + self.dice.below(5_000)) / 1000)
-        await asyncio.gather(*instances)
-
-    def _make_instance(self, transactional_id: str, number: int, generation: int) -> TransactionalProducer:
-        if transactional_id != TRANSFORM:
-            return TransactionalProducer(self, transactional_id, number, generation)
-        return Transformer(self, transactional_id, number, generation, group=GROUP, inputs=INPUTS, output=OUTPUT)
-
-    async def read(self, name: str) -> None:
-        """Poll committed records at random moments, now and then as a new reader from the start."""
-        number = 0
-        while not self.is_calm:
-            number += 1
-            process = f"{name}.{number}"
-            client = self.client(process)
-            positions = dict.fromkeys([*self.partitions, OUTPUT], 0)
-            self.history.assign(process, positions)
-            seen: dict[Partition, tuple[int, int]] = {}
-            for _ in range(4 + self.dice.below(12)):
-                wanted = {each: offset for each, offset in positions.items() if self.dice.chance(60)}
-                await self._poll(process, client, wanted, positions, seen)
-                await asyncio.sleep((1 + self.dice.below(800)) / 1000)
-
-    async def _poll(
-        self,
-        process: str,
-        client: SimulatedClient,
-        wanted: dict[Partition, int],
-        positions: dict[Partition, int],
-        seen: dict[Partition, tuple[int, int]],
-    ) -> None:
-        if not wanted:
-            return
-        with self.history.plain(process) as operation:
-            try:
-                found = await fetch_committed(client, wanted, self.dice.below(2) * 300)
-            except NoAnswer:
-                return
-            for partition, each in found.items():
-                if each.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-                    self.violate(f"{partition}: offset {wanted[partition]} was read before and is out of range now")
-                if each.error:
-                    continue
-                for offset, value in each.records:
-                    operation.poll(partition, offset, value)
-                positions[partition] = each.next_offset
-                self._check_seen(partition, (each.high_watermark, each.last_stable_offset), seen)
-            operation.succeeded()
-
-    def _check_seen(self, partition: Partition, told: tuple[int, int], seen: dict[Partition, tuple[int, int]]) -> None:
-        before = seen.get(partition, (0, 0))
-        if told[1] > told[0] or told[0] < before[0] or told[1] < before[1]:
-            self.violate(f"{partition}: (high watermark, last stable offset) {told} were told after {before}")
-        seen[partition] = told
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -260,37 +170,6 @@ class TransactionWorld:
                 return
         for problem in problems:
             self.violate(f"not at rest: {problem}")
-
-    async def final_read(self) -> None:
-        client = self.client("final")
-        found: dict[Partition, list[tuple[int, str]]] = {}
-        for partition in [*self.partitions, OUTPUT]:
-            records, position = found.setdefault(partition, []), 0
-            while True:
-                each = (await fetch_committed(client, {partition: position}, 0))[partition]
-                assert not each.error, ErrorCode(each.error).name
-                records += each.records
-                if each.next_offset == position:
-                    break
-                position = each.next_offset
-            if position != each.high_watermark:
-                self.violate(f"{partition}: readers stand at {position}, the high watermark is {each.high_watermark}")
-        self.history.final_read("final", found)
-        await self._check_exactly_once(client, found)
-
-    async def _check_exactly_once(self, client: SimulatedClient, found: dict[Partition, list[tuple[int, str]]]) -> None:
-        """What the transformers read, up to where their group stands, is in the output once each, in order."""
-        made = [value.partition(">")[0] for _, value in found[OUTPUT]]
-        for source in INPUTS:
-            offset = await read_group_offset(self, client, "final offsets", GROUP, source)
-            if offset is None:
-                self.violate(f"{source}: no stable offset of the group")
-                continue
-            expected = [value for at, value in found[source] if at < offset]
-            known = {value for _, value in found[source]}
-            actual = [value for value in made if value in known]
-            if expected != actual:
-                self.violate(f"{source}: read up to {offset}, {expected} became {actual}")
 
     async def live(self) -> None:
         self.node.start()
@@ -324,7 +203,7 @@ class OneEndWorld(TransactionWorld):
 
     def __init__(self, seed: int, run: Run, generation: int, disk_step: int) -> None:
         super().__init__(seed, run)
-        self._generation = self._transaction_version = generation
+        self._generation = self.transaction_version = generation
         self._disk_step = disk_step
         self._is_armed = False
 
