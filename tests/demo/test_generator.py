@@ -18,7 +18,7 @@ from moldau.client import BlockingProducer, ClusterClient, read_partition
 from moldau.demo.comparing import NothingToScore, read_score
 from moldau.demo.generator import Generator
 from moldau.demo.scale import scale_from
-from moldau.demo.topics import ANOMALIES, EVENTS, SITES, TRUTH, prepare
+from moldau.demo.topics import ANOMALIES, EVENTS, TREND, TRUTH, prepare
 from moldau.demo.traffic import time_text
 from moldau.demo.world import World
 from moldau.spark.pipelines import row_key
@@ -154,8 +154,8 @@ def test_the_score_of_a_cluster_leaves_out_what_cannot_be_seen_yet() -> None:
             put(producer, TRUTH, b"a", injected("praha", 10, 13))
             put(producer, TRUTH, b"b", injected("brno", 20, 23))
             put(producer, TRUTH, b"cut", injected("tabor", 30, 33, is_cut=True))
-            put(producer, TRUTH, b"late", injected("pisek", 97, 99))
-            put(producer, SITES, b"s", {"window_end": time_text(start + 100 * 2500)})
+            put(producer, TRUTH, b"late", injected("pisek", 92, 95))
+            put(producer, TREND, b"t", {"window_start": time_text(start + 100 * 2500)})
             found(producer, "praha", 10, 12)
             found(producer, "tabor", 30, 31)
             found(producer, "zlin", 50, 51)

@@ -27,7 +27,7 @@ from moldau.testing import Broker
 from tests.spark.clusters import Cluster
 
 SCALE = scale_from("5m")
-SEED, SITE_COUNT, RATE, DAYS = 101, 4, 240, 2
+SEED, SITE_COUNT, RATE, DAYS = 101, 2, 120, 2
 # The state of one query is the input of the next.
 STAGES = (("demo-requests",), (SITES, "demo-seen", APPROXIMATE), (ACTIVE, TREND), (ANOMALIES,))
 
@@ -42,14 +42,14 @@ def test_every_count_is_that_of_the_traffic_and_the_anomalies_are_found(spark: S
         bad = send(world, days, cluster)
         run_pipelines(spark, cluster, tmp_path)
         tables = {name: table(cluster, name) for name in (SITES, ACTIVE, APPROXIMATE, TREND, ANOMALIES)}
-        assert len(cluster.read("demo-dead-letters")) == bad > 50
+        assert len(cluster.read("demo-dead-letters")) == bad > 30
         check_sites(world, days, tables[SITES])
         check_active(world, days, tables[ACTIVE], tables[APPROXIMATE])
         check_trend(days, tables[TREND])
         result = cluster.do(read_score)
         assert result == rehearse(SEED, SCALE, DAYS, RATE, SITE_COUNT)
         print(f"seed {SEED}: precision {result.precision:.3f}, recall {result.recall:.3f} of {result.put_in}")
-        assert result.put_in >= 8
+        assert result.put_in >= 5
         assert result.precision >= 0.9 and result.recall >= 0.9, (result.missed, result.wrong)
 
 
@@ -84,7 +84,7 @@ def run_pipelines(spark: SparkSession, cluster: Cluster, directory: Path) -> Non
     spark.conf.set("spark.moldau.demo.day", settings.day)
     project = read_project(write_folders(directory, settings)[0])
     # Several batches, so that watermarks move in between.
-    options = {"maxOffsetsPerTrigger": "80000"}
+    options = {"maxOffsetsPerTrigger": "50000"}
     pipeline = Pipeline(spark, project.bootstrap, name=project.name, checkpoints=project.checkpoints, options=options)
     queries = {query.name: query for query in load_queries(project, pipeline)}
     for stage in STAGES:

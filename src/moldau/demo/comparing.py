@@ -8,8 +8,11 @@ from typing import Any
 
 from moldau.client import ClusterClient, IsolationLevel, PartitionReader, Start, admin
 from moldau.demo.scoring import Score, Span, score, visible
-from moldau.demo.topics import ANOMALIES, SITES, TRUTH
+from moldau.demo.topics import ANOMALIES, TREND, TRUTH
 from moldau.kernel import KafkaError, TopicPartition
+
+# What begins in the newest minutes takes a few to be told from chance, and is then on its way for a batch.
+_SETTLING_MINUTES = 8
 
 
 class NothingToScore(RuntimeError):
@@ -20,16 +23,15 @@ async def read_score(client: ClusterClient) -> Score:
     """What was put in and could be seen by now, beside all that was found."""
     try:
         truth = await _values(client, TRUTH)
+        judged = await _values(client, TREND)
         found = await _values(client, ANOMALIES)
-        minutes = await _values(client, SITES)
     except KafkaError as error:
         raise NothingToScore(f"there is no demo on this cluster ({error}): start one with `moldau demo run`") from error
     runs = [one["run"] for one in truth if "run" in one]
-    if not runs or not minutes:
+    if not runs or not judged:
         raise NothingToScore("nothing has been analysed yet: start the demo with `moldau demo run`, and wait a while")
     minute_ms = int(runs[-1]["minute_ms"])
-    # The newest minutes are not complete, and what begins in them takes a few to be told from chance.
-    until_ms = max(_ms(one["window_end"]) for one in minutes) - _SETTLING_MINUTES * minute_ms
+    until_ms = max(_ms(one["window_start"]) for one in judged) - _SETTLING_MINUTES * minute_ms
     told = [one["anomaly"] for one in truth if "anomaly" in one]
     everything = [Span(one["site"], one["metric"], one["kind"], one["start_ms"], one["end_ms"]) for one in told]
     whole = visible(
@@ -39,9 +41,6 @@ async def read_score(client: ClusterClient) -> Score:
         Span(one["site"], one["metric"], one["kind"], _ms(one["window_start"]), _ms(one["window_end"])) for one in found
     ]
     return score(whole, spans, minute_ms, also=everything)
-
-
-_SETTLING_MINUTES = 6
 
 
 async def _values(client: ClusterClient, topic: str) -> list[dict[str, Any]]:

@@ -59,7 +59,6 @@ class Generator:
                 except TimeoutError:
                     continue
             end = self.minute * self.world.scale.minute_ms
-            await self._send(producer, end - 1)
             for _, _, sending in sorted(self._waiting):
                 await self._give(producer, sending)
             await self._tell(producer, end, is_last=True)

@@ -28,6 +28,17 @@ function ticks(low, high, count) {
   return found;
 }
 
+// Bands of one severity that overlap are one: several sites may have something at the same time.
+function merged(bands) {
+  const found = [];
+  for (const band of [...bands].sort((a, b) => a.start - b.start)) {
+    const over = found.find((one) => one.severity === band.severity && band.start <= one.end);
+    if (over) over.end = Math.max(over.end, band.end);
+    else found.push({ ...band });
+  }
+  return found;
+}
+
 export class Chart {
   // series: {name, colour, dashed, area}; points come with `update` as [[ms, value or null], ...] for each series.
   constructor(place, { series, format, height = 190, zero = true, waiting = "no data yet" }) {
@@ -78,7 +89,7 @@ export class Chart {
     this.x = (ms) => LEFT + ((ms - first) / (last - first || 1)) * (width - LEFT - RIGHT);
     this.y = (value) => TOP + (1 - (value - low) / (high - low)) * (this.height - TOP - BOTTOM);
     const parts = [];
-    for (const band of this.bands) {
+    for (const band of merged(this.bands)) {
       if (band.end < first || band.start > last) continue;
       const from = this.x(Math.max(first, band.start)), to = this.x(Math.min(last, band.end));
       const group = draw("g", { class: band.severity });

@@ -7,7 +7,10 @@ const byId = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
   value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
 const percent = (value, digits = 1) => `${number(value * 100, digits)} %`;
-const signed = (value) => `${value >= 0 ? "+" : "−"}${number(Math.abs(value) * 100, 0)} %`;
+const signed = (value) => {
+  const size = number(Math.abs(value) * 100, 0);
+  return size === "0" ? "0 %" : `${value > 0 ? "+" : "−"}${size} %`;
+};
 const compact = (value) => (Math.abs(value) >= 10000 ? `${number(value / 1000, 1)}k` : number(value, 2));
 
 let chosen = ALL;
