@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.ready
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate planted-bugs faults faults-spark generate facts clean
+.PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate planted-bugs faults faults-spark faults-pipelines generate facts clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.-]+):.*## /  make \1|/' | column -t -s'|'
@@ -71,6 +71,10 @@ KILLS ?= 20
 faults-spark: $(STAMP)  ## kill a Spark driver KILLS=20 times under load, exactly once must hold
 	@tools/install-test-tools
 	@$(BIN)/python -m tests.faults.spark_kills --kills $(KILLS)
+
+faults-pipelines: $(STAMP)  ## break what a pipeline stands on KILLS=20 times for each sink, exactly once must hold
+	@tools/install-test-tools
+	@$(BIN)/python -m tests.faults.pipeline_kills --kills $(KILLS)
 
 generate: $(STAMP)  ## write src/moldau/protocol/messages/ from the checked-in facts
 	@$(BIN)/python -m tools.generator

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from moldau import spark as moldau_spark
+from moldau.spark.pipelines import Bytes, Pipeline, Query
 from tests.oracle import ROOT
 
 JARS = ROOT / ".cache" / "spark-connector" / "libs"
@@ -197,6 +198,28 @@ class Bench:
         )
         assert query.awaitTermination(QUERY_SECONDS_MAX), "the query does not end"
         return query
+
+    # -- pipelines -----------------------------------------------------------------------------------------------------
+
+    def pipe(self, bootstrap: str, topic: str, sink: str, dsn: str, number: int) -> dict[str, Any]:
+        """JSON rows into a fresh table or directory."""
+        shop = Pipeline(self._spark, bootstrap, name=f"bench-{sink}-{number}", checkpoints=self._checkpoint())
+        rows = shop.stream(topic, EVENT)
+        if sink == "postgres":
+            return self._run(shop, rows.to_postgres(dsn, f"rows_{number}"))
+        return self._run(shop, rows.to_parquet(self._checkpoint(), topic))
+
+    def window(self, bootstrap: str, topic: str, target: str) -> dict[str, Any]:
+        """Records per key and minute, into a table topic."""
+        shop = Pipeline(self._spark, bootstrap, name=target, checkpoints=self._checkpoint())
+        keyed = shop.stream(topic, Bytes()).select("CAST(_key AS STRING) AS user", "_timestamp")
+        counts = keyed.watermark("_timestamp", "1 minute").tumbling("1 minute", by="user").count()
+        return self._run(shop, counts.to_table(f"{target}-counts"))
+
+    def _run(self, pipeline: Pipeline, query: Query) -> dict[str, Any]:
+        with measured() as cost:
+            (ran,) = pipeline.run(query)
+        return {"rows": sum(one["numInputRows"] for one in ran.recentProgress), **cost.figures}
 
     # -- latency: started, left alone while others send, stopped ----------------------------------------------------
 

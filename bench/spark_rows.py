@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from statistics import quantiles
 from typing import IO, Any
 
+from bench import pipeline_rows
 from bench.report import show
 from bench.rows import both, create
 from bench.servers import Server
@@ -103,6 +104,9 @@ class Run:
             self._filled.add((server.name, name))
             note(f"{server.name}: {row_count:,} rows of {value_bytes} B in {time.monotonic() - began:.1f} s")
         return name
+
+    def note(self, text: str) -> None:
+        note(text)
 
     def add(self, *rows: SparkRow) -> None:
         for row in rows:
@@ -347,4 +351,6 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "exactly-once": exactly_once,
     "latency": latency,
     "idle": idle,
+    "sinks": pipeline_rows.sinks,
+    "windows": pipeline_rows.windows,
 }

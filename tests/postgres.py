@@ -79,8 +79,8 @@ class Postgres:
         """As a crash: what is not in the log of the server is lost."""
         self._run("pg_ctl", "-w", "-m", "immediate", "stop")
 
-    def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
+    def ask(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, dbname=database, autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 

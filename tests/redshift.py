@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import secrets
 import socket
 import struct
 import threading
@@ -36,9 +37,8 @@ class S3:
     """A bucket of its own on a server of its own."""
 
     def __init__(self) -> None:
-        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-        self._server.start()
-        self.port = self._server.get_host_and_port()[1]
+        self.port = 0
+        self.start()
         self.options: dict[str, Any] = {
             "endpoint_override": f"127.0.0.1:{self.port}",
             "scheme": "http",
@@ -48,6 +48,12 @@ class S3:
         }
         self.filesystem = pafs.S3FileSystem(**self.options, allow_bucket_creation=True)
         self.filesystem.create_dir("lake")
+
+    def start(self) -> None:
+        """Where it was before: what is in it is the process's."""
+        self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
+        self._server.start()
+        self.port = self._server.get_host_and_port()[1]
 
     def stop(self) -> None:
         self._server.stop()
@@ -62,6 +68,8 @@ class Redshift:
 
     def __init__(self, postgres: Postgres, s3: S3) -> None:
         self.postgres, self.s3 = postgres, s3
+        self._database = f"redshift_{secrets.token_hex(4)}"  # the PostgreSQL sink has tables of the same names
+        postgres.ask(f"CREATE DATABASE {self._database}")
         self.refused: list[str] = []
         self.copies: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -70,10 +78,10 @@ class Redshift:
     @property
     def dsn(self) -> str:
         port = self._listener.getsockname()[1]
-        return f"host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout=10"
+        return f"host=127.0.0.1 port={port} user=postgres dbname={self._database} connect_timeout=10"
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.postgres.ask(statement)
+        return self.postgres.ask(statement, self._database)
 
     def stop(self) -> None:
         self._listener.close()
@@ -87,24 +95,27 @@ class Redshift:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        server = socket.create_connection(("127.0.0.1", self.postgres.port))
-        # Either side may go away at any time, as with a real server.
-        with suppress(OSError), client, server, client.makefile("rb") as asked, server.makefile("rb") as answered:
-            server.sendall(_startup(client, asked))
+        with suppress(OSError), client:  # either side may go away at any time, as with a real server
+            server = socket.create_connection(("127.0.0.1", self.postgres.port))
+            with server, client.makefile("rb") as asked, server.makefile("rb") as answered:
+                self._answer(client, server, asked, answered)
+
+    def _answer(self, client: socket.socket, server: socket.socket, asked: Any, answered: Any) -> None:
+        server.sendall(_startup(client, asked))
+        _relay_answers(answered, client)
+        while message := _message(asked):
+            kind, body = message
+            statement = body[:-1].decode() if kind == b"Q" else ""
+            if statement:
+                self._note(statement)
+            if " FROM 's3://" in statement:
+                self._copy(statement, server, answered, client)
+                continue
+            server.sendall(_framed(kind, body))
+            if kind == b"X":
+                return
+            assert kind == b"Q", f"Redshift is asked plain queries only, not {kind!r}"
             _relay_answers(answered, client)
-            while message := _message(asked):
-                kind, body = message
-                statement = body[:-1].decode() if kind == b"Q" else ""
-                if statement:
-                    self._note(statement)
-                if " FROM 's3://" in statement:
-                    self._copy(statement, server, answered, client)
-                    continue
-                server.sendall(_framed(kind, body))
-                if kind == b"X":
-                    return
-                assert kind == b"Q", f"Redshift is asked plain queries only, not {kind!r}"
-                _relay_answers(answered, client)
 
     def _note(self, statement: str) -> None:
         if statement.startswith(_PLAIN):

@@ -32,6 +32,10 @@ class Shop:
         name = self.topic.replace("orders", "shop")
         self.pipeline = Pipeline(spark, cluster.bootstrap, name=name, checkpoints=directory)
 
+    def elsewhere(self, directory: Path) -> Pipeline:
+        """A pipeline of the same name with its checkpoints in another place."""
+        return Pipeline(self.pipeline.spark, self._bootstrap, name=self.pipeline.name, checkpoints=directory)
+
     def orders(self) -> Stream:
         return self.pipeline.stream(self.topic, ORDERS_SCHEMA)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moldau.cli import pipeline_load
 from moldau.cli.errors import EXIT_ERROR, EXIT_NOT_FOUND, CommandError, usage
 from moldau.cli.options import Bootstrap, Output, OutputFormat, Property
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from moldau.spark.pipelines.runner import ProjectRun
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run pipelines on Spark, and see how they are.")
+
+app.command()(pipeline_load.load)
+app.command()(pipeline_load.unload)
 
 STOP_SECONDS_MAX = 120.0
 _COLUMNS = {

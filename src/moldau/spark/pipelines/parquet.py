@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from moldau.spark.pipelines.batch_writing import in_tasks, write_batches
+from moldau.spark.pipelines.batch_writing import column_of, in_tasks, write_batches
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.parquet_journal import OFFSET, PARTITION, ParquetJournal, WrittenFile, write_files
 from moldau.spark.pipelines.queries import WriteBatch
@@ -35,7 +35,8 @@ class ParquetSink:
     def _write(self, rows: DataFrame, prefix: str) -> list[WrittenFile]:
         root, by = os.path.join(os.path.abspath(self.directory), f"topic={self.topic}"), self.by
         # All rows of a partition in one task: what a file is called depends on the batch alone.
+        tasks = rows.sparkSession.sparkContext.defaultParallelism
         order = (PARTITION, OFFSET) if by is None else (by, PARTITION, OFFSET)
-        ordered = rows.repartition(PARTITION).sortWithinPartitions(*order)
+        ordered = rows.repartitionById(tasks, column_of(PARTITION)).sortWithinPartitions(*order)
         reports = in_tasks(ordered, lambda attempt, batches: write_files(root, prefix, attempt, batches, by))
         return [one for report in reports for one in report]

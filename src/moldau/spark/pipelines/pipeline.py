@@ -168,10 +168,12 @@ class Pipeline:
         trigger: dict[str, Any] = {} if every is None else {"processingTime": every}
         return self._start(queries, trigger)
 
-    def run(self, *queries: Query) -> None:
+    def run(self, *queries: Query) -> list[StreamingQuery]:
         """Let the queries read what is there, and wait for them."""
-        for query in self._start(queries, {"availableNow": True}):
+        started = self._start(queries, {"availableNow": True})
+        for query in started:
             query.awaitTermination()
+        return started
 
     def stop(self) -> None:
         """Stop what was started here."""
