@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from moldau.spark.spark_session import WORKERS, choose_python
 from moldau.testing import Broker
 from tests.oracle import ROOT, RunningKafka
 from tests.postgres import Postgres
@@ -22,20 +22,20 @@ CONNECTOR_JARS = ROOT / ".cache" / "spark-connector" / "libs"
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two slots, no web page, few shuffle partitions: as small as a real Spark gets."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    choose_python(master := "local[2,2]")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     home = tmp_path_factory.mktemp("spark")
     jars = sorted(str(jar) for jar in CONNECTOR_JARS.glob("*.jar"))
     session = (
         # A task that fails is tried once more, as on a cluster.
-        SparkSession.builder.master("local[2,2]")
+        SparkSession.builder.master(master)
         .appName("moldau-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .config("spark.local.dir", str(home / "local"))
         .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={Path(home)} -XX:TieredStopAtLevel=1")
-        .config("spark.python.daemon.module", "moldau.spark.daemon")
+        .config(map=WORKERS)
         .config("spark.jars", ",".join(jars))
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

@@ -80,7 +80,7 @@ def test_rows_go_into_a_directory_for_each_value_which_is_not_in_the_file_once_m
     left = write_files(str(journal.root), journal.begin(FIRST) or "", 1, [rows], "day")
     files = write_files(str(journal.root), journal.begin(FIRST) or "", 1, [rows.slice(0, 3), rows.slice(3)], "day")
     assert len(left) == len(files) == 4 and not any((journal.root / one.hidden).exists() for one in left)
-    assert journal.commit(FIRST, files)
+    assert journal.commit(FIRST, "", files)
     found = {
         str(path.relative_to(journal.root)): pq.ParquetFile(path).read() for path in journal.root.rglob("*.parquet")
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -24,6 +25,8 @@ WORKERS = {
     "spark.python.daemon.module": "moldau.spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
 }
+# What Spark's workers run, see there.
+WORKER_PYTHON = Path(__file__).with_name("worker-python")
 
 
 def session(
@@ -35,8 +38,7 @@ def session(
     nothing).
     """
     os.environ["JAVA_HOME"] = str(find_java().home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    choose_python(master)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
@@ -45,3 +47,18 @@ def session(
     spark = builder.getOrCreate()
     publish_progress(spark)
     return spark
+
+
+def choose_python(master: str | None) -> None:
+    """This one, for the driver and its workers.
+
+    On one machine without Spark's zip: the installed pyspark stands in for it, which other machines may not have.
+    """
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if os.environ.get("PYSPARK_PYTHON") not in (None, str(WORKER_PYTHON)):
+        return  # the user's own choice
+    if master is not None and master.startswith("local") and "SPARK_HOME" not in os.environ:
+        os.environ["MOLDAU_SPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = str(WORKER_PYTHON)
+    else:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
