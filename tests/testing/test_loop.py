@@ -109,6 +109,27 @@ def test_tasks_left_over_are_cancelled_at_the_end() -> None:
     assert ended == ["background"]
 
 
+def test_what_a_failed_run_leaves_is_tidied_up_while_there_is_a_loop() -> None:
+    """Else the collector does it some day, with complaints in the middle of another seed's story."""
+    was_closed = []
+
+    async def waits() -> None:
+        loop = SeededLoop.running()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            was_closed.append(loop.is_closed())
+
+    async def fails() -> None:
+        left = asyncio.get_running_loop().create_task(waits())
+        await asyncio.sleep(1)
+        raise ValueError(left.get_name())
+
+    with pytest.raises(ValueError):
+        run(fails(), SeededDice(1))
+    assert was_closed == [False]
+
+
 def test_the_loops_clock_is_a_port() -> None:
     loop = SeededLoop(SeededDice(0))
     clock = LoopClock(loop, wall_start_ms=1000)

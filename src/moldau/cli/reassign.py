@@ -177,10 +177,12 @@ async def _plan(client: ClusterClient, brokers: str | None, topics: list[str] | 
 
 async def plan_rows(client: ClusterClient, brokers: list[int], topics: list[str] | None) -> list[dict[str, Any]]:
     from moldau.cli.reassign_plan import plan_moves
+    from moldau.client import admin
 
     now = await _assignment(client, topics)
+    racks = {node.id: node.rack for node in (await admin.describe_cluster(client)).nodes}
     try:
-        moves = plan_moves(now, brokers)
+        moves = plan_moves(now, brokers, racks)
     except ValueError as error:
         raise CommandError(f"{error}; name more brokers") from None
     return [

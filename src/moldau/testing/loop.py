@@ -15,6 +15,7 @@ import asyncio
 import gc
 import heapq
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
@@ -205,9 +206,13 @@ class SeededLoop(asyncio.BaseEventLoop):
                     coroutine.close()
 
     def abandon(self) -> None:
-        """Nobody is interested in what is still under way."""
-        for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        """Nobody is interested in what is still under way; what it leaves to be tidied up needs a loop, though."""
+        for task in self._tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine: Any = task.get_coro()
+                with suppress(RuntimeError):  # it waits while it tidies up
+                    coroutine.close()
 
     # -- simulated sockets ---------------------------------------------------------------------------------------------
 
