@@ -64,7 +64,7 @@ def test_a_throttle_names_senders_and_receivers() -> None:
 
 
 def test_a_throttled_move_takes_its_time_and_leaves_no_throttle_behind() -> None:
-    with Cluster(3, settings={"replica.fetch.max.bytes": "30000"}) as cluster:
+    with Cluster(3, settings={"replica.fetch.max.bytes": "30000", "replica.fetch.wait.max.ms": "100"}) as cluster:
         moldau = Moldau(cluster.nodes[1].bootstrap)
         for topic in ("whole", "sent", "fetched"):
             moldau("topic", "create", topic, "--partitions", "1", "--replication-factor", "1")
