@@ -408,6 +408,34 @@ def test_a_replica_that_is_far_behind_begins_where_the_leader_does(tmp_path: Pat
     run(main())
 
 
+def test_a_replica_that_lost_its_first_segment_in_a_crash_gets_it_again_before_it_is_in_sync(tmp_path: Path) -> None:
+    """Its end says nothing of that: as a leader it would have the others give up what they hold."""
+
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1, 2))
+            await rig.produce(0, "t", b"a", b"b")
+            await until(lambda: rig.are_equal("t"))
+            rig.partition(2, "t").log.roll(1)
+            await rig.produce(0, "t", b"c")
+            await until(lambda: rig.are_equal("t"))
+            lost = rig.partition(2, "t").log.directory
+            await rig.kill(2)
+            rig.fence(2)
+            _remove_first_segment(lost)
+            rig.start(2)
+            await until(lambda: set(rig.isr("t")) == {0, 1, 2})
+            assert rig.partition(2, "t").log.start_offset == 0
+            await until(lambda: rig.are_equal("t"))
+
+    run(main())
+
+
+def _remove_first_segment(directory: str) -> None:
+    for path in Path(directory).glob("00000000000000000000.*"):
+        path.unlink()
+
+
 def test_an_unclean_leader_that_is_far_behind_costs_the_others_their_tail_not_their_service(tmp_path: Path) -> None:
     async def main() -> None:
         async with Rig(tmp_path) as rig:

@@ -17,6 +17,7 @@ from moldau.protocol.messages.create_topics import CreateTopicsRequest
 from moldau.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from moldau.testing import Broker
 from tests.broker.cluster_kit import run_aside, wait_for
+from tests.cli.conftest import Moldau
 from tests.oracle import CLUSTER_ID, free_port
 
 LISTENER = "CONTROLLER"
@@ -95,14 +96,17 @@ def three(tmp_path: Path) -> Iterator[Three]:
 def test_a_quorum_grows_and_lets_its_first_member_go(three: Three) -> None:
     first, second, third = three.nodes.values()
     wait_for(lambda: len(node_of(first).image.controllers) == 3)
-    for node_id in (2, 3):
-        wait_for(lambda node_id=node_id: three.add(node_id).error_code == 0)  # type: ignore[attr-defined]
+    wait_for(lambda: three.add(2).error_code == 0)  # type: ignore[attr-defined]
+    moldau = Moldau(first.bootstrap)
+    wait_for(lambda: {row["id"]: row["role"] for row in _quorum(moldau)} == {1: "leader", 2: "voter", 3: "observer"})
+    moldau("quorum", "add", "3", "--endpoint", f"{LISTENER}://127.0.0.1:{three.ports[3]}")
+    assert "node 3 is no observer" in moldau("quorum", "add", "3", "--endpoint", "CONTROLLER://h:1", code=3).err
     assert three.add(3).error_code == ErrorCode.DUPLICATE_VOTER  # type: ignore[attr-defined]
     for node in three.nodes.values():
         wait_for(lambda node=node: node_of(node).controller.quorum.voters.ids == (1, 2, 3))
-    directory_id = node_of(first).controller.quorum.directory_id
-    removed = ask(first, RemoveRaftVoterRequest(CLUSTER_ID, 1, directory_id))
-    assert removed.error_code == 0  # type: ignore[attr-defined]
+    another = RemoveRaftVoterRequest(CLUSTER_ID, 1, bytes(range(16)))
+    assert ask(first, another).error_code == ErrorCode.VOTER_NOT_FOUND  # type: ignore[attr-defined]
+    assert "node 1 votes no more" in moldau("quorum", "remove", "1", "--yes").err
     wait_for(lambda: node_of(second).controller.is_active or node_of(third).controller.is_active)
     assert not node_of(first).controller.is_active
     assert node_of(second).controller.quorum.voters.ids == (2, 3)
@@ -111,6 +115,11 @@ def test_a_quorum_grows_and_lets_its_first_member_go(three: Three) -> None:
     created = wait_for(lambda: _created(ask(active, CreateTopicsRequest(topics=[topic]))))
     assert created
     wait_for(lambda: "after" in node_of(first).image.topics)
+
+
+def _quorum(moldau: Moldau) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = moldau("quorum", "describe", "-o", "json").json["replicas"]
+    return rows
 
 
 def _created(answer: object) -> bool:

@@ -356,7 +356,13 @@ def a_snapshot_forgets_who_is_eligible(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def a_vote_is_not_on_disk(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Controller, "_persist", lambda self, effect: None)
+    persist = Controller._persist
+
+    def forget_votes(self: Controller, effect: Any) -> None:
+        if effect.state.voted_id < 0 or effect.state.epoch < 3:
+            persist(self, effect)
+
+    patch.setattr(Controller, "_persist", forget_votes)
 
 
 @plant

@@ -64,6 +64,17 @@ def test_a_segment_that_never_reached_the_disk_cuts_those_after_it() -> None:
     assert (log.end_offset, log.segment_base_offsets) == (4, [0])
 
 
+def test_a_first_segment_that_never_reached_the_disk_is_missed_where_no_checkpoint_explains_it() -> None:
+    disk = new_disk()
+    filled(disk)
+    disk.remove(f"{DIRECTORY}/{0:020d}.log")
+    log = open_log(disk)
+    assert (log.start_offset, log.head_missing_from, log.vouched_start_offset) == (4, 0, 0)
+    for explained in ({"start_offset": 4}, {"clean": True}):
+        log = open_log(disk, **explained)
+        assert (log.start_offset, log.head_missing_from, log.vouched_start_offset) == (4, None, 4)
+
+
 def test_segments_below_the_recovery_point_are_not_read() -> None:
     disk = new_disk()
     log = filled(disk)

@@ -139,7 +139,7 @@ class Checkpoints:
                 high[name] = partition.high_watermark
                 if partition.cleaned_to is not None:
                     cleaned[name] = partition.cleaned_to
-                start_offset = max(partition.log.start_offset, partition.start_wanted)
+                start_offset = max(partition.log.vouched_start_offset, partition.start_wanted)
                 if start_offset:
                     starts[name] = start_offset
             for partition in self._replicas.moving_to(directory):

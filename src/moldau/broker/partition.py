@@ -158,6 +158,7 @@ class Partition:
             self.leader_id, self.leader_epoch = node_id, assigned.leader_epoch
             self._end_part(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             self.log.epochs.assign(assigned.leader_epoch, self.log.end_offset)
+            self.log.head_missing_from = None  # what we have is what there is
             leader = self.leader = PartitionLeader(
                 node_id,
                 assigned.leader_epoch,

@@ -167,7 +167,7 @@ class Replicas:
         for partition in partitions:
             log, name = partition.log, TopicPartition(partition.topic, partition.index)
             self._by_name[partition.topic][partition.index] = None
-            start_offset = max(log.start_offset, partition.start_wanted)
+            start_offset = max(log.vouched_start_offset, partition.start_wanted)
             self._unopened[name] = _Home(directory_id, log.recovery_point, start_offset)
             self._stop_fetching(partition)
             log.fail(reason)
@@ -651,7 +651,7 @@ class Replicas:
     def _close_log(self, partition: Partition) -> bool:
         """Whether the next start may believe the files."""
         log = partition.log
-        is_clean = log.failure is None and not partition.is_flushing
+        is_clean = log.failure is None and not partition.is_flushing and log.head_missing_from is None
         try:
             log.close(clean=is_clean, now_ms=self.clock.now_ms())
         except (KafkaError, OSError) as error:

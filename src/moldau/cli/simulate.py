@@ -59,7 +59,8 @@ def simulate(
     if not show_object(output, summary):
         for run in failed:
             print(run, end="\n\n")
-    say(f"{seeds} seeds of {kind.value}, {len(failed)} failed, {seeds / seconds:.1f} seeds/s")
+    runs = f"{seeds} seed{'' if seeds == 1 else 's'} of {kind.value}"
+    say(f"{runs}, {len(failed)} failed, {seeds / seconds:.1f} seeds/s")
     if failed:
         raise typer.Exit(EXIT_ERROR)
 
@@ -86,7 +87,7 @@ def _runs(kind: SimulationKind, seeds: range, jobs: int) -> Iterator[Run]:
         failed = 0
         for done, run in enumerate(_made(kind, seeds, jobs), start=1):
             failed += bool(run.problems)
-            progress.update(done, f"{done} seeds, {failed} failed")
+            progress.update(done, f"{done} of {len(seeds)}, {failed} failed")
             yield run
 
 

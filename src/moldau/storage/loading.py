@@ -55,6 +55,8 @@ class LoadedLog:
     snapshots: Snapshots
     # Segments that were examined and may hold bytes that are not durable.
     unsynced: list[Segment] = field(default_factory=list)
+    # Where the checkpoint says that it starts, when a crash may have taken the segments that began there.
+    head_missing_from: int | None = None
 
 
 def load(
@@ -88,7 +90,10 @@ def load(
     kept = Snapshots(disk, directory, snapshots)
     loader = _Loader(disk, directory, names, config, segments, kept, recovery_point, start_offset, say)
     loaded = loader.believe() if clean else loader.examine()
-    return _settle_start(loader, loaded, start_offset, now_ms)
+    loaded = _settle_start(loader, loaded, start_offset, now_ms)
+    if loaded.start_offset > start_offset and not clean:
+        loaded.head_missing_from = start_offset
+    return loaded
 
 
 def _settle_start(loader: _Loader, loaded: LoadedLog, start_offset: int, now_ms: int) -> LoadedLog:

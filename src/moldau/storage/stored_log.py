@@ -64,6 +64,7 @@ class StoredLog:
         "disk",
         "end_offset",
         "epochs",
+        "head_missing_from",
         "on_failed",
         "on_full",
         "producers",
@@ -79,6 +80,9 @@ class StoredLog:
         self.directory = directory
         self.topic_id = topic_id
         self.start_offset = loaded.start_offset
+        # Not None: names in a directory that was not synced survive a crash, or do not, each for itself, and the first
+        # ones may be gone. Only another replica knows whether anything was there.
+        self.head_missing_from: int | None = loaded.head_missing_from
         self.end_offset = loaded.end_offset
         self.recovery_point = loaded.recovery_point
         self.epochs: LeaderEpochs = loaded.epochs
@@ -110,6 +114,11 @@ class StoredLog:
         path = f"{self.directory}/{PARTITION_METADATA_FILE}"
         write_whole(self.disk, path, partition_metadata_text(topic_id))
         self._unsynced.note_path(path)
+
+    @property
+    def vouched_start_offset(self) -> int:
+        """Where the log starts, as a checkpoint may say it."""
+        return self.start_offset if self.head_missing_from is None else self.head_missing_from
 
     @property
     def is_active_segment_empty(self) -> bool:
@@ -273,6 +282,7 @@ class StoredLog:
         self._unsynced.segments.clear()
         self._unsynced.messages = 0
         self.start_offset = self.end_offset = self.recovery_point = offset
+        self.head_missing_from = None
         self.epochs.clear()
         self.producers.clear()
         self._begin_cut()
@@ -303,6 +313,7 @@ class StoredLog:
         if offset <= self.start_offset:
             return
         self.start_offset = offset
+        self.head_missing_from = None
         # The recovery point stays: the segment in which the log now starts need not be durable yet.
         self.epochs.truncate_from_start(offset)
         self._drop_segments_below_start()

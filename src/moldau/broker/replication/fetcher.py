@@ -181,6 +181,7 @@ class ReplicaFetcher:
     async def _fetch_from(self, peer: Peer) -> None:
         self._begin_session()
         while self._fetched:
+            await self._settle_heads(peer)
             request = self._next_request()
             if request is None:
                 await self._wait_for_news()
@@ -388,6 +389,27 @@ class ReplicaFetcher:
             self._cut_aside(fetched, partial(partition.restart_at, earliest))
             return
         raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"the leader has [{earliest}, {latest}]")
+
+    async def _settle_heads(self, peer: Peer) -> None:
+        """A log that may lack its first records after a crash: its end must not be taken for all that lies before."""
+        for key in list(self._changed):
+            fetched = self._fetched.get(key)
+            if fetched is None or fetched.is_held or fetched.partition.log.head_missing_from is None:
+                continue
+            partition = fetched.partition
+            follower = partition.follower
+            try:
+                earliest = await self._ask_offset(peer, partition, EARLIEST)
+            except KafkaError as error:
+                self._hold(fetched, error)
+                continue
+            if partition.follower is not follower:
+                continue
+            if earliest < partition.log.start_offset:
+                self._node.say(f"replica_lacks_its_head partition={partition} {self} earliest={earliest}")
+                self._cut_aside(fetched, partial(partition.restart_at, earliest))
+            else:
+                partition.log.head_missing_from = None
 
     async def _ask_offset(self, peer: Peer, partition: Partition, timestamp: int) -> int:
         follower = partition.follower

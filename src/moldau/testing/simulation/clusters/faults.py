@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PREFERRED = 0
 STEPS_TO_DEATH_MAX = 60
+STEPS_TO_DARKNESS_MAX = 20
 ROOM_BYTES_MAX = 4_000
 
 
@@ -38,6 +39,8 @@ class Faults:
             self._kill,
             self._kill_in_a_write,
             self._lose_power,
+            self._lose_power_in_a_write,
+            self._topple,
             self._pause,
             self._isolate,
             self._part_two,
@@ -53,6 +56,8 @@ class Faults:
             self._move_wall_clock,
         ]
         self._kinds = [each for each in every if self._dice.chance(35)] or [self._kill]
+        # How many meet.
+        self.side_by_side = 2 if self._dice.chance(30) else 1
 
     def names(self) -> list[str]:
         return [each.__name__.strip("_") for each in self._kinds]
@@ -102,13 +107,28 @@ class Faults:
             node.kill_after(self._dice.below(STEPS_TO_DEATH_MAX))
 
     async def _lose_power(self) -> None:
-        node, world = self._choose(), self._world
-        if node is None or not self._may_lose_power(node):
+        node = self._choose_for_darkness()
+        if node is not None:
+            self._world.say(f"POWER of node {node.node_id} goes")
+            node.lose_power()
+
+    async def _lose_power_in_a_write(self) -> None:
+        node = self._choose_for_darkness()
+        if node is None:
             return
-        for other in world.nodes.values():
+        self._world.say(f"POWER of node {node.node_id} goes soon, in the middle of a write")
+        node.lose_power_after(self._dice.below(STEPS_TO_DARKNESS_MAX))
+        await self._sleep(10, 400)
+        if node.is_alive and node.loses_power:
+            node.lose_power()  # it wrote too little
+
+    def _choose_for_darkness(self) -> ClusterNode | None:
+        node = self._choose()
+        if node is None or not self._may_lose_power(node):
+            return None
+        for other in self._world.nodes.values():
             other.never_kill()
-        world.say(f"POWER of node {node.node_id} goes")
-        node.lose_power()
+        return node
 
     def _may_lose_power(self, node: ClusterNode) -> bool:
         """Whether there are others that hold what is committed, and all of them are up."""
@@ -120,6 +140,18 @@ class Faults:
             for topic in image.topics.values()
             for partition in topic.partitions
         )
+
+    async def _topple(self) -> None:
+        """Partitions go to their first replicas, and at once to others: logs part more than once (KIP-279)."""
+        await self._elect_preferred()
+        world, partition = self._world, self._dice.below(len(self._world.partitions))
+        topic, index = world.partitions[partition]
+        leader = world.metadata.newest.topics[topic].partitions[index].leader
+        node = world.nodes.get(leader)
+        if node is not None and node.is_running and not node.process.is_paused and self._may_die(node):
+            await self._sleep(0, 100)
+            world.say(f"KILL node {node.node_id}, which leads {topic}-{index}")
+            node.kill()
 
     async def _pause(self) -> None:
         node = self._choose()
@@ -230,17 +262,21 @@ class Faults:
     # -- operators -----------------------------------------------------------------------------------------------------
 
     async def _reassign(self) -> None:
+        """To some of the brokers, and often right on to others."""
         world, dice = self._world, self._dice
         topic, index = world.partitions[dice.below(len(world.partitions))]
-        brokers = [node.node_id for node in world.nodes.values() if node.is_broker]
-        while len(brokers) > 2 and dice.chance(50):
-            brokers.pop(dice.below(len(brokers)))
-        order = [brokers.pop(dice.below(len(brokers))) for _ in range(len(brokers))]
-        world.say(f"REASSIGN {topic}-{index} to {order}")
-        kinds = AlterPartitionReassignmentsRequest
-        place = kinds.ReassignablePartition(partition_index=index, replicas=order)
-        request = kinds(timeout_ms=2_000, topics=[kinds.ReassignableTopic(name=topic, partitions=[place])])
-        await self._ask(request, 0)
+        for _ in range(1 + dice.below(3)):
+            brokers = [node.node_id for node in world.nodes.values() if node.is_broker]
+            while len(brokers) > 2 and dice.chance(60):
+                brokers.pop(dice.below(len(brokers)))
+            order = [brokers.pop(dice.below(len(brokers))) for _ in range(len(brokers))]
+            world.say(f"REASSIGN {topic}-{index} to {order}")
+            kinds = AlterPartitionReassignmentsRequest
+            place = kinds.ReassignablePartition(partition_index=index, replicas=order)
+            await self._ask(
+                kinds(timeout_ms=2_000, topics=[kinds.ReassignableTopic(name=topic, partitions=[place])]), 0
+            )
+            await self._sleep(20, 400)
 
     async def _elect_preferred(self) -> None:
         self._world.say("ELECT preferred leaders")

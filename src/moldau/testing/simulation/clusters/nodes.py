@@ -112,9 +112,18 @@ class ClusterNode(SimulatedNode):
         return [way for other in self._others for way in ((self.host, other), (other, self.host))]
 
     def lose_power(self) -> None:
-        self._network.block(*self._ways())
         self.loses_power = self.is_lossy = True
         self.kill()
+
+    def lose_power_after(self, disk_steps: int) -> None:
+        """In the middle of that change of the disk, from now."""
+        self.loses_power = self.is_lossy = True
+        self.kill_after(disk_steps)
+
+    def _on_death(self) -> None:
+        if self.loses_power:
+            self._network.block(*self._ways())
+        super()._on_death()
 
     @property
     def is_dark(self) -> bool:

@@ -3,7 +3,8 @@
 - High watermarks never fall while a node lives, and are never beyond its log.
 - Below them all replicas have the same bytes, for ever: what one of them showed is committed.
 - An epoch has one leader, and whoever begins to lead has all that is committed.
-- Whoever is in sync or eligible, and whoever its leader waits for, has all that is committed.
+- Whoever is in sync or eligible, and whoever its leader waits for, has all that is committed, from the first record on:
+  nothing outlives its retention here.
 - The leader waits for everybody who may be elected without it.
 - Nothing is acknowledged that is not committed.
 
@@ -122,25 +123,26 @@ class PartitionRules:
             if other != node_id:
                 self._violate(f"{where}: it leads in epoch {epoch}, and so does node {other}")
             if self._image_of(key) is not None and self._is_newest(key, epoch):
-                if partition.log.end_offset < committed.end_offset:
+                log = partition.log
+                if log.start_offset or log.end_offset < committed.end_offset:
                     self._violate(
-                        f"{where}: it leads in epoch {epoch} with a log to {partition.log.end_offset}, committed is"
-                        f" {committed.end_offset}"
+                        f"{where}: it leads in epoch {epoch} with a log from {log.start_offset} to {log.end_offset},"
+                        f" committed is {committed.end_offset}"
                     )
                 else:
                     self._compare(where, committed, seen, committed.end_offset)
         if leader.proposal is None and set(leader.maximal_isr) != set(leader.isr):
             self._violate(f"{where}: without a proposal it waits for {leader.maximal_isr}, in sync are {leader.isr}")
-        assigned = self._image_of(key)
-        if (
-            assigned is not None
-            and assigned.leader_epoch == epoch
-            and assigned.partition_epoch == leader.partition_epoch
-            and len(leader.isr) >= leader.min_in_sync
-        ):
-            missing = {*assigned.isr, *assigned.elr} - set(leader.maximal_isr)
-            if missing:
-                self._violate(f"{where}: it does not wait for {sorted(missing)}, which may be elected")
+        self._check_superset(where, partition, key)
+
+    def _check_superset(self, where: str, partition: Any, key: Key) -> None:
+        """Within an epoch nobody comes into sync but whom its leader proposed, and until it knows better it waits."""
+        leader, assigned = partition.leader, self._image_of(key)
+        if assigned is None or assigned.leader_epoch != leader.leader_epoch or len(leader.isr) < leader.min_in_sync:
+            return
+        missing = {*assigned.isr, *assigned.elr} - set(leader.maximal_isr)
+        if missing:
+            self._violate(f"{where}: it does not wait for {sorted(missing)}, which may be elected")
 
     def _check_awaited(self, partition: Any, committed: Committed, key: Key) -> None:
         """The high watermark moved: everybody whom the leader waits for, or who may be elected, has what is below."""
@@ -157,19 +159,25 @@ class PartitionRules:
             self._check_complete(node_id, key, committed, "may be elected")
 
     def _check_complete(self, node_id: int, key: Key, committed: Committed, why: str) -> None:
-        simulated = self._nodes[node_id]
-        node = simulated.node
-        if node is None or simulated.is_lossy or not hasattr(node, "replicas"):
+        partition = self._partition_of(node_id, key)
+        if partition is None or self._nodes[node_id].is_lossy:
             return
-        partitions = node.replicas.by_id(key[0])
-        partition = partitions[key[1]] if partitions is not None and key[1] < len(partitions) else None
-        if partition is None or partition.is_removed:
-            return
-        if partition.log.end_offset < committed.end_offset:
+        log = partition.log
+        if log.start_offset or log.end_offset < committed.end_offset:
             self._violate(
-                f"{partition} on node {node_id}: it {why} and ends at {partition.log.end_offset}, committed is"
+                f"{partition} on node {node_id}: it {why} and has {log.start_offset} to {log.end_offset}, committed is"
                 f" {committed.end_offset}"
             )
+
+    def _partition_of(self, node_id: int, key: Key) -> Any:
+        """The replica on a node that runs."""
+        simulated = self._nodes.get(node_id)
+        node = None if simulated is None else simulated.node
+        if node is None or not hasattr(node, "replicas"):
+            return None
+        partitions = node.replicas.by_id(key[0])
+        partition = partitions[key[1]] if partitions is not None and key[1] < len(partitions) else None
+        return None if partition is None or partition.is_removed else partition
 
     # -- the metadata --------------------------------------------------------------------------------------------------
 
@@ -182,6 +190,9 @@ class PartitionRules:
                 if committed is not None:
                     for node_id in (*assigned.isr, *assigned.elr):
                         self._check_complete(node_id, (topic.id, index), committed, "may be elected")
+                    leading = self._partition_of(assigned.leader, (topic.id, index))
+                    if leading is not None and leading.leader is not None:
+                        self._check_superset(f"{leading} on node {assigned.leader}", leading, (topic.id, index))
 
     def _image_of(self, key: Key) -> PartitionImage | None:
         topic = self._image.topic_by_id(key[0])

@@ -161,7 +161,8 @@ class ClusterWorld(Load):
         self.network.stall_percent = (0, 0, 2)[self.dice.below(3)]
         self.network.stall_ms_max = STALL_MS_MAX
         tasks = [self.loop.create_task(each) for each in self._load()]
-        await self.faults.disturb(self.loop.time() + (LOAD_MS_MIN + self.dice.below(LOAD_MS_SPAN)) / 1000)
+        end = self.loop.time() + (LOAD_MS_MIN + self.dice.below(LOAD_MS_SPAN)) / 1000
+        await asyncio.gather(*(self.faults.disturb(end) for _ in range(self.faults.side_by_side)))
         self._mend()
         _, late = await asyncio.wait(tasks, timeout=CLIENTS_MS_MAX / 1000)
         if late:
