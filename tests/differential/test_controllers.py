@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from moldau.protocol.messages.begin_quorum_epoch import BeginQuorumEpochRequest
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 from moldau.protocol.messages.controller_registration import ControllerRegistrationRequest
+from moldau.protocol.messages.describe_quorum import DescribeQuorumRequest
 from moldau.protocol.messages.end_quorum_epoch import EndQuorumEpochRequest
 from moldau.protocol.messages.envelope import EnvelopeRequest
 from moldau.protocol.messages.fetch_snapshot import FetchSnapshotRequest
@@ -33,6 +35,7 @@ from tests.oracle import RunningKafka
 pytestmark = pytest.mark.oracle
 
 DIRECTORY = bytes(range(1, 17))
+_ONLY_PARTITION = DescribeQuorumRequest.PartitionData(0)
 EPOCHS = ("*.leader_epoch", "*.node_endpoints")
 
 
@@ -127,10 +130,44 @@ def test_voters_that_cannot_be_removed(controllers: Pair, version: int) -> None:
 
 @pytest.mark.parametrize("version", versions_of(82))
 def test_voters_that_cannot_be_updated(controllers: Pair, version: int) -> None:
-    listeners = [UpdateRaftVoterRequest.Listener("CONTROLLER", "127.0.0.1", 1)]
-    feature = UpdateRaftVoterRequest.KRaftVersionFeature(0, 1)
-    request = UpdateRaftVoterRequest("another", 1, 9, DIRECTORY, listeners, feature)
-    controllers.ask(request, version, masks=("current_leader",), say="another cluster")
+    kinds = UpdateRaftVoterRequest
+    here = [kinds.Listener("CONTROLLER", "127.0.0.1", 1)]
+    fine = kinds.KRaftVersionFeature(0, 1)
+    for cluster_id, epoch, node_id, directory_id, listeners, feature, say in (
+        ("another", 1, 9, DIRECTORY, here, fine, "another cluster"),
+        (None, 0, 9, DIRECTORY, here, fine, "an old epoch"),
+        (None, 1 << 20, 9, DIRECTORY, here, fine, "a future epoch"),
+    ):
+        request = kinds(cluster_id, epoch, node_id, directory_id, listeners, feature)
+        controllers.ask(request, version, masks=("current_leader",), say=say)
+    quorum = DescribeQuorumRequest(topics=[DescribeQuorumRequest.TopicData(METADATA_TOPIC, [_ONLY_PARTITION])])
+    epochs = {side: side.ask(quorum, 2).topics[0].partitions[0].leader_epoch for side in controllers.sides}
+    for directory_id, listeners, feature, say in (
+        (bytes(16), here, fine, "no directory"),
+        (DIRECTORY, [], fine, "no listeners"),
+        (DIRECTORY, [kinds.Listener("PLAINTEXT", "127.0.0.1", 1)], fine, "not the controllers' listener"),
+        (DIRECTORY, here, kinds.KRaftVersionFeature(1, 0), "versions the wrong way round"),
+        (DIRECTORY, here, fine, "no voter"),
+    ):
+
+        def asked(side: Side, directory: Any = directory_id, listeners: Any = listeners, feature: Any = feature) -> Any:
+            return kinds(None, epochs[side], 9, directory, listeners, feature)
+
+        controllers.ask(asked, version, masks=("current_leader",), say=say)
+
+
+def test_voters_that_cannot_be_added_or_removed_whoever_leads(controllers: Pair) -> None:
+    here = [AddRaftVoterRequest.Listener("CONTROLLER", "127.0.0.1", 1)]
+    elsewhere = [AddRaftVoterRequest.Listener("PLAINTEXT", "127.0.0.1", 1)]
+    for node_id, directory_id, listeners, say in (
+        (9, bytes(16), here, "no directory"),
+        (9, DIRECTORY, [], "no listeners"),
+        (9, DIRECTORY, elsewhere, "not the controllers' listener"),
+        (9, DIRECTORY, here, "nobody knows it"),
+    ):
+        request = AddRaftVoterRequest(None, 500, node_id, directory_id, listeners)
+        controllers.ask(request, 1, masks=("error_message",), say=say)
+    controllers.ask(RemoveRaftVoterRequest(None, 9, bytes(16)), 0, masks=("error_message",), say="no directory")
 
 
 # -- brokers -----------------------------------------------------------------------------------------------------------

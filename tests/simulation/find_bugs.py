@@ -1,6 +1,6 @@
 """Who judges the judges: break the broker on purpose, bug by bug, and see which seed finds it, and how.
 
-    python -m tests.simulation.find_bugs --seeds 2000 [--in clusters] [--only NAME]
+    python -m tests.simulation.find_bugs --seeds 2000 [--in clusters] [--only NAME ...]
 
 Exit 1 when a bug lives through all seeds. `make planted-bugs` looks for all of them.
 """
@@ -87,14 +87,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the seed to begin with")
     parser.add_argument("--jobs", type=int, default=2, help="bugs that are looked for side by side")
     parser.add_argument("--in", dest="simulation", choices=SIMULATIONS, help="one simulation only")
-    parser.add_argument("--only", default="", help="bugs whose names contain this")
+    parser.add_argument("--only", nargs="+", default=[""], help="bugs whose names contain one of these")
     asked = parser.parse_args()
     wanted = [
         (name, bug)
         for name, simulation in SIMULATIONS.items()
         if asked.simulation in (None, name)
         for bug in simulation.planted
-        if asked.only in bug
+        if any(part in bug for part in asked.only)
     ]
     seeds = range(asked.first, asked.first + asked.seeds)
     alive = 0

@@ -35,7 +35,7 @@ from moldau.cluster import (
     list_reassignments,
     pin_min_in_sync,
 )
-from moldau.consensus import ReplicaKey, Voter, VoterEndpoint
+from moldau.consensus import NO_DIRECTORY, ReplicaKey, Voter, VoterEndpoint
 from moldau.kernel import ErrorCode, KafkaError, Timer
 from moldau.protocol.message import Message
 from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
@@ -275,10 +275,7 @@ class ActiveController:
 
     async def _add_voter(self, request: Any, version: int) -> Any:
         self._check_voters_can_change(request.cluster_id)
-        endpoints = tuple(VoterEndpoint(each.name, each.host, each.port) for each in request.listeners)
-        if not endpoints:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Add voter request did not include the endpoints.")
-        voter = Voter(ReplicaKey(request.voter_id, request.voter_directory_id), endpoints)
+        voter = Voter(_named_voter(request), self._endpoints_of(request))
         quorum = self._node.controller.quorum
         agreed = self._node.controller.change_voters(lambda: quorum.add_voter(voter))
         if version == 0 or request.ack_when_committed:
@@ -288,7 +285,7 @@ class ActiveController:
 
     async def _remove_voter(self, request: Any, _version: int) -> Any:
         self._check_voters_can_change(request.cluster_id)
-        key = ReplicaKey(request.voter_id, request.voter_directory_id)
+        key = _named_voter(request)
         quorum = self._node.controller.quorum
         await self._node.controller.change_voters(lambda: quorum.remove_voter(key))
         self._node.say(f"voter_removed node={request.voter_id}")
@@ -296,17 +293,29 @@ class ActiveController:
 
     async def _update_voter(self, request: Any, _version: int) -> Any:
         self._check_voters_can_change(request.cluster_id)
-        endpoints = tuple(VoterEndpoint(each.name, each.host, each.port) for each in request.listeners)
-        feature = request.kraft_version_feature
-        voter = Voter(
-            ReplicaKey(request.voter_id, request.voter_directory_id),
-            endpoints,
-            feature.min_supported_version,
-            feature.max_supported_version,
-        )
         quorum = self._node.controller.quorum
+        if request.current_leader_epoch != quorum.epoch:
+            is_old = request.current_leader_epoch < quorum.epoch
+            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH)
+        key, endpoints = _named_voter(request), self._endpoints_of(request)
+        low, high = (
+            request.kraft_version_feature.min_supported_version,
+            request.kraft_version_feature.max_supported_version,
+        )
+        if not 0 <= low <= high:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"There is no kraft.version from {low} to {high}.")
+        voter = Voter(key, endpoints, low, high)
         await self._node.controller.change_voters(lambda: quorum.update_voter(voter))
         return _response(ApiKey.UPDATE_RAFT_VOTER)()
+
+    def _endpoints_of(self, request: Any) -> tuple[VoterEndpoint, ...]:
+        """KIP-853: where the other voters find it, by the name that their listeners have."""
+        name = self._node.quorum_settings.listener
+        if name not in [each.name for each in request.listeners]:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"The request did not include the endpoint for the default listener {name}."
+            )
+        return tuple(VoterEndpoint(each.name, each.host, each.port) for each in request.listeners)
 
     def _check_voters_can_change(self, cluster_id: str | None) -> None:
         node = self._node
@@ -366,6 +375,12 @@ _ANSWERS: dict[ApiKey, Callable[[ActiveController, Any, int], Awaitable[Any]]] =
 
 def _response(key: ApiKey) -> Any:
     return response_class(key)
+
+
+def _named_voter(request: Any) -> ReplicaKey:
+    if request.voter_directory_id == NO_DIRECTORY:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "The request did not include a valid voter: it names no directory.")
+    return ReplicaKey(request.voter_id, request.voter_directory_id)
 
 
 def newest_version(message: Message) -> int:

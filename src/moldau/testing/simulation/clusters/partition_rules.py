@@ -28,10 +28,11 @@ Key = tuple[bytes, int]
 class _Seen:
     """A replica in one life of its node."""
 
-    __slots__ = ("compared_to", "high_watermark", "leader_epoch", "led", "log", "state")
+    __slots__ = ("compared_to", "high_watermark", "leader_epoch", "led", "log", "start_offset", "state")
 
     def __init__(self, log: Any) -> None:
         self.log = log
+        self.start_offset = log.start_offset
         self.high_watermark = -1
         # Up to here its bytes are the committed ones.
         self.compared_to = log.start_offset
@@ -67,13 +68,15 @@ class PartitionRules:
             state = (
                 partition.high_watermark,
                 log.end_offset,
+                log.start_offset,
                 partition.leader_epoch,
                 None if leader is None else leader.maximal_isr,
                 None if leader is None else leader.proposal,
             )
             key = partition.topic_id, partition.index
             each = seen.get(key)
-            if each is None or each.log is not log:
+            # A log that begins earlier than it did was begun anew; whether it might is seen by who may be elected.
+            if each is None or each.log is not log or log.start_offset < each.start_offset:
                 each = seen[key] = _Seen(log)
             if each.state != state:
                 each.state = state
