@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from moldau.broker import Node
+from moldau.broker.http import _render
 from moldau.client import Connection
 from moldau.testing import Broker, BrokerProcess
 from tests.oracle import free_port
@@ -131,6 +132,13 @@ def three_processes(settings: Mapping[str, str]) -> Iterator[dict[int, BrokerPro
     finally:
         for node in nodes.values():
             node.close()
+
+
+def metrics_of(node: Node) -> dict[str, float]:
+    """What the node shows to whoever watches it."""
+    _, body = _render(node)
+    lines = [line.rpartition(" ") for line in body.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
 
 
 def run_aside(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -19,7 +19,7 @@ from moldau.protocol.messages.describe_quorum import DescribeQuorumRequest
 from moldau.protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
 from moldau.protocol.messages.vote import VoteRequest
-from tests.broker.cluster_kit import Cluster, wait_for
+from tests.broker.cluster_kit import Cluster, metrics_of, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +199,16 @@ def test_a_stopped_broker_is_fenced_others_lead_and_it_comes_back() -> None:
             )
         )
         assert {each.leader for each in partitions} <= set(others)
+
+        def shown(name: str) -> float:
+            return sum(metrics_of(cluster.node(node_id))[name] for node_id in others)
+
+        wait_for(lambda: shown("kafka_server_replicamanager_underreplicatedpartitions") == 6)
+        controller = "kafka_controller_kafkacontroller"
+        wait_for(lambda: shown(f"{controller}_fencedbrokercount") == len(others))
+        assert shown(f"{controller}_activecontrollercount") == 1
+        assert shown(f"{controller}_offlinepartitionscount") == 0
+        assert shown("kafka_server_raftmetrics_current_leader") == second * len(others)
         create(cluster, second, "meanwhile", factor=2)
         cluster.nodes[first].start()
         wait_for(lambda: not survivor.image.brokers[first].fenced)
