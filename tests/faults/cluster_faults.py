@@ -1,6 +1,6 @@
 """Three real brokers on three hosts of their own, real faults, a load of transactions, and a judge of its history.
 
-    python -m tests.faults.cluster_faults [--rounds 3] [--seed 7] [--fault kill ...] [--directory DIR]
+    python -m tests.faults.cluster_faults [--rounds 3] [--seed 7] [--fault kill ...] [--log]
 
 Each round brings every fault once, at a random moment on a random broker, and waits until the load gets on again. At
 the end everything is healed, and nothing that was acknowledged may be missing, twice, torn, or in another order.
@@ -10,6 +10,7 @@ Needs root, for the hosts are network namespaces. The seed says which faults mee
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ctypes
 import os
 import random
@@ -27,6 +28,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from moldau.client import ClusterClient, admin
 from moldau.testing import BrokerProcess
 from tests.faults.hosts import CLIENT, Hosts, address_of, why_not
 from tests.faults.judged_load import RunningLoad, judge
@@ -60,6 +62,8 @@ FAULTS = (
     "stop",
     "isolate",
     "cut-from-one",
+    "leader-from-followers",
+    "controller-from-quorum",
     "one-way",
     "from-clients",
     "full-disk",
@@ -92,6 +96,15 @@ class Cluster:
 
     def disk(self, node: int) -> Path:
         return self._disks[NODES.index(node)]
+
+    def active_controller(self) -> int:
+        """Whom the quorum was last seen to choose."""
+
+        async def ask() -> int:
+            async with ClusterClient(self.bootstrap) as client:
+                return (await admin.describe_quorum(client)).leader_id
+
+        return asyncio.run(ask())
 
     def start(self) -> None:
         with ThreadPoolExecutor(len(NODES)) as threads:
@@ -159,6 +172,20 @@ class Faults:
         """Two do not see one another, the third sees both, and so do clients."""
         self._hosts.cut(node, self._dice.choice([each for each in NODES if each != node]))
         self._until_healed(SESSION_MS / 1000)
+
+    def leader_from_followers(self, node: int) -> None:
+        """It leads partitions, reaches the controller and its clients, and no follower reaches it, nor does it them."""
+        self._cut_port(node, PORT, SESSION_MS / 1000)
+
+    def controller_from_quorum(self, _node: int) -> None:
+        """Whoever leads the quorum hears nothing of it any more, and goes on as a broker."""
+        self._cut_port(self._cluster.active_controller(), CONTROLLER_PORT, SESSION_MS / 1000)
+
+    def _cut_port(self, node: int, port: int, seconds: float) -> None:
+        for other in NODES:
+            if other != node:
+                self._hosts.cut_port(node, other, port)
+        self._until_healed(seconds)
 
     def one_way(self, node: int) -> None:
         """What it says does not arrive at the other brokers, what they say does."""

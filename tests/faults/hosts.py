@@ -1,7 +1,8 @@
 """Hosts with addresses of their own on one machine: network namespaces on a bridge, and cuts between any two of them.
 
 A cut makes one host send its frames for another to a hardware address that nobody has: they vanish in silence, as they
-do when a switch fails, and in that direction only. Needs root and iproute2; nothing leaves the machine.
+do when a switch fails, and in that direction only. A cut of one port is a route into nothing, at both ends. Needs root
+and iproute2; nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Hosts:
         self.numbers = (*numbers, CLIENT)
         self._unique = f"moldau{os.getpid()}"
         self._cuts: set[tuple[int, int]] = set()
+        # (host, words of a rule that takes what it sends)
+        self._rules: list[tuple[int, tuple[str, ...]]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -77,6 +80,14 @@ class Hosts:
         self.cut_one_way(one, other)
         self.cut_one_way(other, one)
 
+    def cut_port(self, one: int, other: int, port: int) -> None:
+        """Whichever of the two has it: what they say on other ports arrives."""
+        for source, target in ((one, other), (other, one)):
+            for side in ("sport", "dport"):
+                rule = ("to", address_of(target), "ipproto", "tcp", side, str(port), "blackhole")
+                self._on(source, "rule", "add", *rule)
+                self._rules.append((source, rule))
+
     def isolate(self, host: int) -> None:
         for other in self.numbers:
             if other != host:
@@ -86,6 +97,9 @@ class Hosts:
         for source, target in sorted(self._cuts):
             self._on(source, "neighbour", "delete", address_of(target), "dev", "eth0")
         self._cuts.clear()
+        for source, rule in self._rules:
+            self._on(source, "rule", "delete", *rule)
+        self._rules.clear()
 
     # -- building ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moldau.broker import active_controller
 from moldau.broker import partition as partition_module
 from moldau.broker.controller import Controller
 from moldau.broker.coordinator import Coordinator, deliver
@@ -256,6 +257,20 @@ def nobody_looks_at_broker_epochs(patch: pytest.MonkeyPatch) -> None:
         return note_fetch(self, replica, max(epoch, self.followers[replica].broker_epoch), *fetch, **more)
 
     patch.setattr(PartitionLeader, "note_fetch", note)
+
+
+@plant
+def a_new_incarnation_keeps_the_epoch_of_the_old_one(patch: pytest.MonkeyPatch) -> None:
+    """Whatever the old one said goes for the new one, which may have lost it (KIP-380, KIP-903)."""
+    register = active_controller.decide_register_broker
+
+    def register_again(image: Any, request: Any, **how: Any) -> Any:
+        known = image.brokers.get(request.broker_id)
+        if known is not None:
+            request.incarnation_id = known.incarnation_id
+        return register(image, request, **how)
+
+    patch.setattr(active_controller, "decide_register_broker", register_again)
 
 
 @plant

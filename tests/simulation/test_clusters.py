@@ -14,10 +14,21 @@ import sys
 import pytest
 
 from moldau.testing.simulation.clusters import simulate_cluster
+from tests.simulation import find_bugs
 
 SEEDS_PER_TEST = 20
 # `make simulate` runs a thousand.
 SEEDS = 300
+# Planted bugs that the first seeds find; `make planted-bugs` looks for all.
+SEEDS_FOR_A_BUG_MAX = 20
+EASY_BUGS = (
+    "acks_all_is_answered_when_the_leader_has_it",
+    "a_log_is_cut_at_its_high_watermark",
+    "a_follower_joins_below_the_high_watermark",
+    "only_the_last_batch_is_known_again",
+    "who_is_fenced_stays_in_sync",
+    "metadata_is_acted_on_before_it_is_agreed",
+)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
@@ -26,6 +37,12 @@ def test_a_cluster_keeps_its_promises_whatever_happens(first: int) -> None:
         run = simulate_cluster(seed)
         assert not run.problems, str(run)
         assert run.history.operations
+
+
+@pytest.mark.parametrize("name", EASY_BUGS)
+def test_simulated_clusters_find(name: str) -> None:
+    hunt = find_bugs.hunt("clusters", name, range(SEEDS_FOR_A_BUG_MAX))
+    assert hunt.seed is not None, hunt.finding
 
 
 @pytest.mark.parametrize("seed", [3, 17])
