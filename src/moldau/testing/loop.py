@@ -99,6 +99,8 @@ class SeededLoop(asyncio.BaseEventLoop):
         self.after_step: Callable[[Process], None] | None = None
         # Where connections lead that programs open by themselves.
         self.dial: Dial | None = None
+        # How long what is given to threads may take, a slow disk's sync for instance.
+        self.thread_ms_max = 0
         # In the order of their making.
         self._tasks: list[asyncio.Task[Any]] = []
         self._processes: list[Process] = []
@@ -183,7 +185,10 @@ class SeededLoop(asyncio.BaseEventLoop):
                 future.set_exception(error)
 
         run.__qualname__ = f"executor {getattr(func, '__qualname__', type(func).__qualname__)}"
-        self.call_soon(run)
+        if self.thread_ms_max:
+            self.call_later(self._dice.below(self.thread_ms_max) / 1000, run)
+        else:
+            self.call_soon(run)
         return future
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:

@@ -1,7 +1,8 @@
 """What goes wrong in a simulated cluster, and what its operators do meanwhile; the seed chooses.
 
-Nodes are killed as often as it comes: nothing is lost with a process. Power goes at one node at a time, and while what
-it lost may be missed no other is killed: that is as much as `min.insync.replicas` of two promises to outlive (KIP-966).
+Nodes are killed as often as it comes: nothing is lost with a process. Power goes at one broker at a time, and while
+what it lost may be missed no other is killed: as much as that `min.insync.replicas` of two promises to outlive
+(KIP-966). At controllers it goes whenever it likes, for they sync whatever they answer for.
 """
 
 from __future__ import annotations
@@ -80,9 +81,10 @@ class Faults:
         running = [node for node in world.nodes.values() if node.is_running and not node.process.is_paused]
         if not running:
             return None
-        image = world.metadata.newest
-        favourites = [partition.leader for topic in image.topics.values() for partition in topic.partitions]
-        favourites += [node.node_id for node in running if node.node is not None and node.node.controller.is_active]
+        topics = world.metadata.newest.topics.values()
+        leaders = [partition.leader for topic in topics for partition in topic.partitions]
+        active = [node.node_id for node in running if node.node is not None and node.node.controller.is_active]
+        favourites = active if dice.chance(30) else leaders
         if favourites and dice.chance(60):
             chosen = world.nodes.get(favourites[dice.below(len(favourites))])
             if chosen in running:
@@ -133,6 +135,8 @@ class Faults:
     def _may_lose_power(self, node: ClusterNode) -> bool:
         """Whether there are others that hold what is committed, and all of them are up."""
         nodes, image = self._world.nodes, self._world.metadata.newest
+        if not node.is_broker:
+            return not node.has_doubts
         if node.has_doubts or any(other.is_lossy or not other.is_ready for other in nodes.values()):
             return False
         return all(

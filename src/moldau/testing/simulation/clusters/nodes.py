@@ -61,7 +61,8 @@ class ClusterNode(SimulatedNode):
         self.node_id = node_id
         self.roles = roles
         self.is_stopping = False
-        # What the last power loss took may be missed until the in-sync replicas are complete again.
+        # What the last power loss took of a broker may be missed until the in-sync replicas are complete again. Of a
+        # controller nothing may: what it said it has is on its disk.
         self.is_lossy = False
         # A sync failed once: what the disk says is safe may not be, and power that goes would show it.
         self.has_doubts = False
@@ -112,12 +113,14 @@ class ClusterNode(SimulatedNode):
         return [way for other in self._others for way in ((self.host, other), (other, self.host))]
 
     def lose_power(self) -> None:
-        self.loses_power = self.is_lossy = True
+        self.loses_power = True
+        self.is_lossy |= self.is_broker
         self.kill()
 
     def lose_power_after(self, disk_steps: int) -> None:
         """In the middle of that change of the disk, from now."""
-        self.loses_power = self.is_lossy = True
+        self.loses_power = True
+        self.is_lossy |= self.is_broker
         self.kill_after(disk_steps)
 
     def _on_death(self) -> None:

@@ -38,6 +38,8 @@ START_MS_MAX = 20_000
 LOAD_MS_MIN, LOAD_MS_SPAN = 3_000, 5_000
 RESTART_MS_MAX = 1_500
 STALL_MS_MAX = 2_000
+# How long a sync takes at most: disks of all kinds.
+DISK_MS_MAX = (0, 0, 5, 60)
 # How long clients may take to end, and how long the cluster may take to be whole again, once all is mended.
 CLIENTS_MS_MAX = 60_000
 REST_MS_MAX = 30_000
@@ -60,6 +62,7 @@ class ClusterWorld(Load):
         loop.after_step = self._after_step
         loop.set_exception_handler(self._on_exception)
         settings = choose_settings(self.dice)
+        loop.thread_ms_max = DISK_MS_MAX[self.dice.below(len(DISK_MS_MAX))]
         self.session_ms = int(settings["broker.session.timeout.ms"])
         topology = TOPOLOGIES[0 if self.dice.chance(60) else 1 + self.dice.below(len(TOPOLOGIES) - 1)]
         self.nodes = make_nodes(self.network, seed, topology, settings, self.say)
