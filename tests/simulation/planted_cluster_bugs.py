@@ -245,21 +245,6 @@ def only_the_last_batch_is_known_again(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant
-def nobody_looks_at_broker_epochs(patch: pytest.MonkeyPatch) -> None:
-    """KIP-903: who restarted and lost its tail is taken for the one that fetched."""
-    check_eligible = alter_partition._check_eligible
-    patch.setattr(alter_partition, "_check_eligible", lambda image, replica, epoch: check_eligible(image, replica, -1))
-    patch.setattr(alter_partition, "check_broker_epoch", lambda image, node_id, epoch: None)
-    patch.setattr(Replicas, "is_eligible", lambda self, replica, epoch: self.is_alive(replica))
-    note_fetch = PartitionLeader.note_fetch
-
-    def note(self: PartitionLeader, replica: int, epoch: int, *fetch: Any, **more: Any) -> Any:
-        return note_fetch(self, replica, max(epoch, self.followers[replica].broker_epoch), *fetch, **more)
-
-    patch.setattr(PartitionLeader, "note_fetch", note)
-
-
-@plant
 def a_new_incarnation_keeps_the_epoch_of_the_old_one(patch: pytest.MonkeyPatch) -> None:
     """Whatever the old one said goes for the new one, which may have lost it (KIP-380, KIP-903)."""
     register = active_controller.decide_register_broker

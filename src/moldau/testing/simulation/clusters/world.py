@@ -111,7 +111,7 @@ class ClusterWorld(Load):
         self.metadata.check(simulated.node_id, simulated.node)
         if simulated.is_broker:
             self.partition_rules.check(simulated.node_id, simulated.node)
-            if simulated.is_lossy:
+            if simulated.is_lossy and not simulated.loses_power:
                 self._forgive(simulated)
         if self.run.problems and not self.is_over:
             raise Violated
