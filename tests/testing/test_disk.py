@@ -164,7 +164,9 @@ def test_a_failed_sync_drops_the_bytes_and_the_next_one_lies() -> None:
         with pytest.raises(OSError) as error:
             to.open("d/f").sync()
         assert error.value.errno == errno.EIO
+        assert to.synced_again is None
         to.open("d/f").sync()
+        assert to.synced_again == "d/f", "whoever judges is told"
 
     assert outcomes(act) == {b"", b"x"}
 

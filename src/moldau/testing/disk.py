@@ -147,7 +147,10 @@ class SimulatedFile:
     def sync(self) -> None:
         self._disk._mutate()
         inode = self._inode
+        if id(inode) in self._disk._given_up:
+            self._disk.synced_again = self.path
         if self._disk._sync_fails(self.path):
+            self._disk._given_up[id(inode)] = inode
             # fsyncgate: the pages are marked clean, and the next sync will say that all is well.
             inode.doubtful += inode.pending
             inode.pending.clear()
@@ -184,6 +187,10 @@ class SimulatedDisk:
         self._locks: set[str] = set()
         self._failing_syncs: list[str] = []
         self._unreadable: set[str] = set()
+        # Files of which a sync failed in this life, and the one that was synced again all the same: its bytes may be
+        # gone, and the disk says that all is well.
+        self._given_up: dict[int, _Inode] = {}
+        self.synced_again: str | None = None
         self._steps_left: int | None = None
         self._is_lost = False
         # Called when the power goes, before anything else can happen.

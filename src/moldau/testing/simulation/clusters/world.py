@@ -108,6 +108,10 @@ class ClusterWorld(Load):
         simulated = self._by_process.get(process)
         if simulated is None or simulated.node is None or process.is_dead:
             return
+        if simulated.disk.synced_again is not None:
+            self.violate(
+                f"node {simulated.node_id}: {simulated.disk.synced_again} was synced again after a failed sync"
+            )
         self.metadata.check(simulated.node_id, simulated.node)
         if simulated.is_broker:
             self.partition_rules.check(simulated.node_id, simulated.node)
