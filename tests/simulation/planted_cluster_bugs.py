@@ -29,7 +29,7 @@ from moldau.cluster import (
     registration,
 )
 from moldau.cluster.partition_change import PartitionChange
-from moldau.consensus import Leadership, Quorum, TruncateTo, majority_offset
+from moldau.consensus import Quorum, TruncateTo
 from moldau.kernel import NO_LEADER, ErrorCode, KafkaError
 from moldau.protocol.messages.metadata_records.partition_record import PartitionRecord
 from moldau.storage import PartitionLog
@@ -379,17 +379,6 @@ def a_candidate_with_a_shorter_log_gets_a_vote(patch: pytest.MonkeyPatch) -> Non
 
 
 @plant
-def metadata_counts_before_it_is_on_the_leaders_disk(patch: pytest.MonkeyPatch) -> None:
-    def agreed_offset(self: Leadership, voters: Any) -> int:
-        ends = {node_id: progress.end_offset for node_id, progress in self.voters.items()}
-        ends[self.key.node_id] = 1 << 30
-        agreed = majority_offset(ends, voters.ids)
-        return agreed if self.epoch_start_offset < agreed < 1 << 30 else 0
-
-    patch.setattr(Leadership, "agreed_offset", agreed_offset)
-
-
-@plant
 def a_voter_fetches_on_before_its_flush(patch: pytest.MonkeyPatch) -> None:
     on_fetch_answer = Quorum.on_fetch_answer
 
@@ -482,16 +471,3 @@ def a_coordinator_that_comes_back_goes_on_where_it_was(patch: pytest.MonkeyPatch
             patch.setattr(Coordinator, "_unload", unload)
 
     patch.setattr(Coordinator, "follow_metadata", keep)
-
-
-@plant
-def markers_of_replaced_coordinators_are_written(patch: pytest.MonkeyPatch) -> None:
-    check_marker = ProducerStates.check_marker
-
-    def check_any(self: Any, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int) -> None:
-        state = self.get(producer_id)
-        if state is not None and coordinator_epoch < state.coordinator_epoch:
-            return
-        check_marker(self, producer_id, epoch, coordinator_epoch, 0)
-
-    patch.setattr(ProducerStates, "check_marker", check_any)
