@@ -794,6 +794,8 @@ class Node:
             self.active.close()
             self.network.close()
             self.channel.close()
+            # Since it resigned it may have written more, which is being synced.
+            await self.controller.wait_idle()
             self.is_closed = True
             self.controller.close()
         except (KafkaError, OSError) as error:
