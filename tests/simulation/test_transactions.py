@@ -34,6 +34,11 @@ def test_transactions_are_whole_or_absent_whatever_happens(first: int) -> None:
         assert run.history.operations
 
 
+def test_a_node_may_die_while_it_stops() -> None:
+    """A client of this seed orders its death at that moment."""
+    assert not simulate_transactions(252).problems
+
+
 @pytest.mark.parametrize("generation", [1, 2])
 def test_a_node_may_die_between_any_two_effects_of_an_end(generation: int) -> None:
     """At each operation of its disk from before the decision is logged to after the end is."""

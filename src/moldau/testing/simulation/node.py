@@ -112,9 +112,12 @@ class SimulatedNode:
         self.process.die()
 
     async def stop(self) -> None:
-        """A clean end."""
+        """A clean end, unless a death is ordered on the way."""
         node, process = self.node, self.process
         assert node is not None
         self.never_kill()
-        await process.run(lambda: self._loop.create_task(node.stop()))
+        try:
+            await process.run(lambda: self._loop.create_task(node.stop()))
+        except PowerLoss:
+            pass
         process.die()
