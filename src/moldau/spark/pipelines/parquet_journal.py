@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from moldau.spark.pipelines.batch_rules import is_next, offsets_by_topic
 
 PARTITION, OFFSET = "_partition", "_offset"
 _HIDDEN = ".moldau"
+_TOKEN_BYTES = 8
+# What Hive, Spark and their kind take for a null in a directory's name.
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class ParquetJournal:
     def __init__(self, directory: str, topic: str, query: str) -> None:
         self.root = Path(directory) / f"topic={topic}"
         self._query = quote(query, safe="")
+        self._own = re.compile(rf"\.{re.escape(self._query)}-[0-9a-f]{{{2 * _TOKEN_BYTES}}}-\d+\.partial")
         self._path = Path(directory) / _HIDDEN / f"{self._query}.json"
 
     def begin(self, batch: NumberedBatch) -> str | None:
@@ -63,8 +68,10 @@ class ParquetJournal:
         with self._locked():
             is_wanted = self._is_next(batch.mark)
             for left in self.root.glob(f"**/.{self._query}-*.partial"):
-                left.unlink(missing_ok=True)
-        return f".{self._query}-{secrets.token_hex(8)}" if is_wanted else None
+                # Not those of a query whose name only begins like this one's: its journal may name them already.
+                if self._own.fullmatch(left.name):
+                    left.unlink(missing_ok=True)
+        return f".{self._query}-{secrets.token_hex(_TOKEN_BYTES)}" if is_wanted else None
 
     def commit(self, batch: NumberedBatch, prefix: str, files: Sequence[WrittenFile]) -> bool:
         """Make the files visible, with the batch's mark. False when another driver has written the batch."""
@@ -113,7 +120,7 @@ def write_files(
 ) -> list[WrittenFile]:
     """Rows that come in order of `by`, partition and offset, a file for each value of `by` and partition.
 
-    The text in the column `by` names a directory, and is not written into the file once more.
+    The text in the column `by` names a directory, and is not written into the file once more; a null has one, too.
     """
     written: list[WrittenFile] = []
     writer: Any = None
@@ -138,7 +145,10 @@ def write_files(
 
 def _folder(batch: Any, by: str | None) -> str:
     partition = f"partition={batch[PARTITION][0].as_py()}"
-    return partition if by is None else f"{by}={quote(str(batch[by][0].as_py()), safe='')}/{partition}"
+    if by is None:
+        return partition
+    value = batch[by][0].as_py()
+    return f"{by}={_NULL_FOLDER if value is None else quote(str(value), safe='')}/{partition}"
 
 
 def _by_partition(batches: Iterable[Any], by: str | None) -> Iterator[Any]:
@@ -149,10 +159,15 @@ def _by_partition(batches: Iterable[Any], by: str | None) -> Iterator[Any]:
             rest = batch.slice(start)
             same = pc.equal(rest[PARTITION], rest[PARTITION][0])
             if by is not None:
-                same = pc.and_(same, pc.equal(rest[by], rest[by][0]))
+                same = pc.and_(same, _equal(rest[by], rest[by][0]))
             count = pc.sum(same).as_py()
             yield rest.slice(0, count)
             start += count
+
+
+def _equal(values: Any, value: Any) -> Any:
+    """Where they are the same, as a null is to a null."""
+    return pc.fill_null(pc.equal(values, value), False) if value.is_valid else pc.is_null(values)
 
 
 def _close(root: str, writer: Any, written: Sequence[WrittenFile]) -> None:
