@@ -85,6 +85,19 @@ def test_a_query_leaves_the_files_of_one_whose_name_begins_like_its_own(tmp_path
     assert visible(tmp_path) == [(0, 1, 2)]
 
 
+def test_another_query_s_file_of_the_same_offsets_is_not_overwritten(journal: ParquetJournal, tmp_path: Path) -> None:
+    assert journal.commit(FIRST, "", begun(journal, FIRST, batch((0, 1), (0, 3))))
+    other = ParquetJournal(str(tmp_path), "orders", "shop.bad orders")
+    files = begun(other, FIRST, batch((0, 1), (0, 2), (0, 3)))
+    with pytest.raises(ExactlyOnceRefused, match=r"is of query shop\.orders, and would be lost"):
+        other.commit(FIRST, "", files)
+    (path,) = journal.root.rglob("*.parquet")
+    assert pq.ParquetFile(path).read()["_offset"].to_pylist() == [1, 3]
+    # Begun from nothing, a query writes what it wrote before.
+    (tmp_path / ".moldau" / "shop.orders.json").unlink()
+    assert journal.commit(FIRST, "", begun(journal, FIRST, batch((0, 1), (0, 3))))
+
+
 def test_rows_without_a_value_have_a_directory_as_well(journal: ParquetJournal) -> None:
     columns = [pa.array([None, None, "a"], pa.string()), pa.array([0, 0, 0]), pa.array([1, 3, 2])]
     rows = pa.record_batch(columns, names=["day", "_partition", "_offset"])

@@ -5,7 +5,8 @@
 
 Tasks write files under hidden names and sync them. The driver then replaces the query's journal, which is the moment of
 the commit: whoever comes after a crash gives the journal's files their names before anything else. No Spark here.
-Names are those of `moldau topic export`; a file is named by the first and the last offset that it has rows of.
+Names are those of `moldau topic export`; a file is named by the first and the last offset that it has rows of, and says
+within of which query it is.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from moldau.spark.exactly_once import Mark, mark_from
+from moldau.spark.exactly_once import ExactlyOnceRefused, Mark, mark_from
 from moldau.spark.exactly_once_driver import NumberedBatch
 from moldau.spark.pipelines.batch_rules import is_next, offsets_by_topic
 
 PARTITION, OFFSET = "_partition", "_offset"
 _HIDDEN = ".moldau"
 _TOKEN_BYTES = 8
+_QUERY = b"moldau.query"
 # What Hive, Spark and their kind take for a null in a directory's name.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
@@ -81,6 +83,8 @@ class ParquetJournal:
             lost = [one.hidden for one in files if not (self.root / one.hidden).exists()]
             if lost:
                 raise FilesLost(f"batch {batch.batch_id}: {lost[0]} is gone, for another driver runs the query")
+            for one in files:
+                self._check_name(one)
             journal = {
                 "mark": batch.mark.to_metadata(),
                 "offsets": offsets_by_topic(batch.sources),
@@ -89,6 +93,18 @@ class ParquetJournal:
             _replace_durably(self._path, json.dumps(journal))
             self._finish(journal)
             return True
+
+    def _check_name(self, file: WrittenFile) -> None:
+        """A replay overwrites its own files, and nobody else's: two queries may have rows of the same offsets."""
+        path = self.root / file.final
+        if not path.is_file():
+            return
+        owner = (pq.read_schema(path).metadata or {}).get(_QUERY)
+        if owner is not None and owner.decode() != self._query:
+            raise ExactlyOnceRefused(
+                f"{path} is of query {unquote(owner.decode())}, and would be lost: two queries write "
+                "into one directory; give one of them another"
+            )
 
     def _is_next(self, mark: Mark) -> bool:
         try:
@@ -123,6 +139,7 @@ def write_files(
     The text in the column `by` names a directory, and is not written into the file once more; a null has one, too.
     """
     written: list[WrittenFile] = []
+    owner = prefix[1:].rpartition("-")[0]
     writer: Any = None
     try:
         for batch in _by_partition(batches, by):
@@ -133,7 +150,8 @@ def write_files(
                 _close(root, writer, written)
                 hidden = f"{folder}/{prefix}-{attempt}.partial"
                 (Path(root) / hidden).parent.mkdir(parents=True, exist_ok=True)
-                writer = pq.ParquetWriter(Path(root) / hidden, batch.schema)
+                schema = batch.schema.with_metadata({**(batch.schema.metadata or {}), _QUERY: owner})
+                writer = pq.ParquetWriter(Path(root) / hidden, schema)
                 written.append(WrittenFile(hidden, folder, offsets[0].as_py(), offsets[-1].as_py()))
             writer.write_batch(batch)
             now = written[-1]
