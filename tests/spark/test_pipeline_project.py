@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from moldau.spark.pipelines import PipelineError
 from moldau.spark.pipelines.loading import check_files
 from moldau.spark.pipelines.project import read_project, write_project
+from moldau.spark.pipelines.running import Running, read_running
 from moldau.spark.pipelines.status import BACKOFF_SECONDS_MAX, STEADY_SECONDS, Run, after_failure, status_of
 
 
@@ -86,3 +88,20 @@ def test_a_query_that_fails_waits_longer_each_time_until_it_ran_steadily() -> No
     assert waits[:4] == [1, 2, 4, 8] and waits[-1] == BACKOFF_SECONDS_MAX
     steady = after_failure(run, now=run.began_at + STEADY_SECONDS)
     assert steady.failures == 1
+
+
+def test_a_folder_has_one_run_and_what_a_killed_one_left_is_nobody_s(tmp_path: Path) -> None:
+    run = Running(tmp_path, "shop")
+    run.begin()
+    run.tell([{"name": "orders", "state": "running"}])
+    told = read_running(tmp_path)
+    assert told is not None and (told["pid"], told["name"], len(told["queries"])) == (os.getpid(), "shop", 1)
+    with pytest.raises(PipelineError, match="shop runs already"):
+        Running(tmp_path, "shop").begin()
+    left = (tmp_path / ".moldau" / "running.json").read_text()
+    run.end()
+    assert read_running(tmp_path) is None
+    # As a kill leaves it: the pid is that of a living process, which is no pipeline.
+    (tmp_path / ".moldau" / "running.json").write_text(left)
+    assert read_running(tmp_path) is None
+    Running(tmp_path, "shop").begin()

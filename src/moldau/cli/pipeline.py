@@ -121,9 +121,14 @@ def stop(folder: Folder = ".") -> None:
 
     project = _read(folder)
     told = _must_run(project)
-    os.kill(told["pid"], signal.SIGTERM)
+    try:
+        os.kill(told["pid"], signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError as error:
+        raise CommandError(f"process {told['pid']} is another user's: stop it as that one") from error
     deadline = time.monotonic() + STOP_SECONDS_MAX
-    while _is_alive(told["pid"]):
+    while _running(project) is not None:
         if time.monotonic() > deadline:
             raise CommandError(f"process {told['pid']} still runs after {STOP_SECONDS_MAX:g} s")
         time.sleep(0.1)
@@ -258,14 +263,9 @@ class _Shown:
 
 
 def _running(project: Project) -> dict[str, Any] | None:
-    """What a run says of itself; None when there is none, or it was killed."""
-    import json
+    from moldau.spark.pipelines.running import read_running
 
-    try:
-        told: dict[str, Any] = json.loads(project.status_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return told if _is_alive(told["pid"]) else None
+    return read_running(project.directory)
 
 
 def _must_run(project: Project) -> dict[str, Any]:
@@ -275,13 +275,3 @@ def _must_run(project: Project) -> dict[str, Any]:
             f"pipeline {project.name} does not run: `moldau pipeline run {project.directory}` runs it", EXIT_NOT_FOUND
         )
     return told
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

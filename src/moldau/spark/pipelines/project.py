@@ -37,10 +37,6 @@ class Project:
     spark: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def status_file(self) -> Path:
-        return self.directory / ".moldau" / "running.json"
-
 
 def read_project(directory: str | Path) -> Project:
     folder = Path(directory)
