@@ -40,11 +40,26 @@ def test_what_init_writes_can_be_read(tmp_path: Path) -> None:
         ('files = ["orders.py"]\n\nname = 3\n', r"pipeline\.toml:3: name must be a text"),
         ('files = ["orders.py"]\n[spark]\nspark.sql.x = 3\n', r"pipeline\.toml:2: write names in \[spark\] in quotes"),
         ('name = "a\n', r"pipeline\.toml: .*line 1"),
+        ('files = ["orders.py"]\nname = "my shop"\n', r"pipeline\.toml:2: a pipeline cannot be named 'my shop'"),
+        ('files = ["orders.py"]\nmaster = "loca[2]"\n', r"pipeline\.toml:2: master 'loca\[2\]' is none: write local"),
+        ('files = ["orders.py"]\nevery = "10 parsecs"\n', r"pipeline\.toml:2: every '10 parsecs' is none: write a time"),
     ],
 )
 def test_what_is_wrong_in_the_toml_is_told_with_its_line(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=told):
         read_project(folder(tmp_path, text))
+
+
+@pytest.mark.parametrize("every", ["2 seconds", "1 minute 30 seconds", "500 milliseconds", "1 hour"])
+@pytest.mark.parametrize("master", ["local", "local[2,4]", "spark://host:7077", "k8s://https://host", "yarn"])
+def test_times_and_masters_that_spark_knows_are_taken(every: str, master: str, tmp_path: Path) -> None:
+    project = read_project(folder(tmp_path, f'files = ["orders.py"]\nevery = "{every}"\nmaster = "{master}"\n'))
+    assert (project.every, project.master) == (every, master)
+
+
+def test_a_folder_of_any_name_has_a_pipeline_that_can_run(tmp_path: Path) -> None:
+    write_project(tmp_path / 'my "own" shop')
+    assert read_project(tmp_path / 'my "own" shop').name == 'my-"own"-shop'
 
 
 def test_a_folder_without_a_pipeline_is_told(tmp_path: Path) -> None:

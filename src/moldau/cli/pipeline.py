@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,10 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Only look whether the folders are right.")] = False,
 ) -> None:
     """Run pipelines in one Spark session until Ctrl-C, which lets the batch at hand finish."""
+    from moldau.spark.pipelines.project import MASTERS, is_master
+
+    if master is not None and not is_master(master):
+        raise usage(f"--master {master} is none: {MASTERS}")
     projects = [_read(folder) for folder in folders]
     names = [project.name for project in projects]
     for name in names:
@@ -195,7 +200,10 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
     import signal
 
     try:
+        from py4j.protocol import Py4JNetworkError
+
         from moldau.spark import JavaMissing, session
+        from moldau.spark.errors import reason
         from moldau.spark.pipelines import PipelineError
         from moldau.spark.pipelines.runner import ProjectRun, run_all
     except ModuleNotFoundError as error:
@@ -211,6 +219,8 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
         spark = session("+".join(project.name for project in projects), master=where, settings=settings)
     except JavaMissing as error:
         raise CommandError(str(error)) from error
+    except Exception as error:  # a setting that it refuses, a cluster that is not there
+        raise CommandError(f"Spark does not start: {reason(error)}") from error
     # After Spark, which takes SIGINT for itself.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked_to_stop.append(signum))
@@ -221,8 +231,14 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
             return run_all(runs, lambda: bool(asked_to_stop), shown)
     except PipelineError as error:
         raise usage(str(error)) from error
+    except (ConnectionError, Py4JNetworkError) as error:
+        raise CommandError(
+            "Spark's JVM has ended, by the same signal or short of memory: what was written is whole, and the next run "
+            "does the batch at hand again"
+        ) from error
     finally:
-        spark.stop()
+        with suppress(ConnectionError, Py4JNetworkError):
+            spark.stop()
 
 
 class _Shown:
