@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,8 @@ def test_a_pipeline_runs_is_looked_at_begins_again_after_a_failure_and_stops(own
     shop, log = tmp_path / "shop", tmp_path / "log.txt"
     own("pipeline", "init", str(shop))
     (shop / "orders.py").write_text(QUERIES)
-    settings = 'spark."spark.sql.shuffle.partitions" = 1\n'
+    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = f'[spark]\n"spark.sql.shuffle.partitions" = 1\n"spark.driver.extraJavaOptions" = "{java}"\n'
     (shop / "pipeline.toml").write_text(
         f'name = "shop"\nbootstrap = "{own.bootstrap}"\nmaster = "local[2]"\nfiles = ["orders.py"]\n{settings}'
     )
@@ -105,8 +108,24 @@ def test_a_pipeline_runs_is_looked_at_begins_again_after_a_failure_and_stops(own
     text = log.read_text()
     assert "shop.copies running" in text and "shop.copies failed" in text and "thirteen" in text
     assert "does not run" in own("pipeline", "describe", str(shop), code=3).err
+    with log.open("wb") as output:
+        process = own.start("pipeline", "run", str(shop), stdout=output, stderr=subprocess.STDOUT)
+    wait_for(lambda: "shop.orders_by_user running" in log.read_text(), process, log)
+    os.kill(java_of(process.pid), signal.SIGKILL)
+    assert process.wait(SECONDS_MAX) == 1
+    assert "error: Spark's JVM has ended" in log.read_text() and "Traceback" not in log.read_text()
     values = sorted(json.loads(record.value or b"")["user"] for record in records(own, "copies"))
     assert values == ["ann", "bob", "eva"]
+
+
+def java_of(pid: int) -> int:
+    """The JVM that a process has started."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = path.read_text().rpartition(")")
+            if name.endswith("(java") and int(rest.split()[1]) == pid:
+                return int(path.parent.name)
+    raise AssertionError(f"process {pid} has no JVM")
 
 
 def count(moldau: Moldau, topic: str) -> int:
