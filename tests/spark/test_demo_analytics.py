@@ -27,7 +27,9 @@ from moldau.testing import Broker
 from tests.spark.clusters import Cluster
 
 SCALE = scale_from("5m")
-SEED, SITE_COUNT, RATE, DAYS = 101, 2, 120, 2
+# A quarter of the traffic that a site usually has: what is proved here is that Spark counts and finds what the traffic
+# and the rehearsal of it say. How good that is, `tests/demo/test_score.py` says.
+SEED, SITE_COUNT, RATE, DAYS = 101, 2, 60, 2
 # The state of one query is the input of the next.
 STAGES = (("demo-requests",), (SITES, "demo-seen", APPROXIMATE), (ACTIVE, TREND), (ANOMALIES,))
 
@@ -49,8 +51,7 @@ def test_every_count_is_that_of_the_traffic_and_the_anomalies_are_found(spark: S
         result = cluster.do(read_score)
         assert result == rehearse(SEED, SCALE, DAYS, RATE, SITE_COUNT)
         print(f"seed {SEED}: precision {result.precision:.3f}, recall {result.recall:.3f} of {result.put_in}")
-        assert result.put_in >= 5
-        assert result.precision >= 0.9 and result.recall >= 0.9, (result.missed, result.wrong)
+        assert result.met == result.put_in >= 5, result.missed
 
 
 def send(world: World, days: list[Requests], cluster: Cluster) -> int:
@@ -80,11 +81,13 @@ def is_bad(value: bytes) -> bool:
 
 def run_pipelines(spark: SparkSession, cluster: Cluster, directory: Path) -> None:
     """As `moldau pipeline run` loads them, stage by stage; each until it has read what is there."""
-    settings = PipelineSettings(cluster.bootstrap, "5m")
-    spark.conf.set("spark.moldau.demo.day", settings.day)
-    project = read_project(write_folders(directory, settings)[0])
+    project = read_project(write_folders(directory, PipelineSettings(cluster.bootstrap, "5m"))[0])
+    # In a session of its own, for the settings are those of this pipeline.
+    spark = spark.newSession()
+    for name in ("spark.moldau.demo.day", "spark.sql.shuffle.partitions"):
+        spark.conf.set(name, project.spark[name])
     # Several batches, so that watermarks move in between.
-    options = {"maxOffsetsPerTrigger": "50000"}
+    options = {"maxOffsetsPerTrigger": "25000"}
     pipeline = Pipeline(spark, project.bootstrap, name=project.name, checkpoints=project.checkpoints, options=options)
     queries = {query.name: query for query in load_queries(project, pipeline)}
     for stage in STAGES:
@@ -124,7 +127,8 @@ def check_active(world: World, days: list[Requests], found: Any, estimated: Any)
         key: (len(seen), len({site for site, _ in seen})) for key, seen in users.items()
     }
     assert set(estimated) == set(users)
-    assert all(abs(row["users"] / len(users[key]) - 1) < 0.12 for key, row in estimated.items())
+    # Three deviations as they are asked for. The sketch of the same users is the same each time: 0.046 at most.
+    assert max(abs(row["users"] / len(users[key]) - 1) for key, row in estimated.items()) < 0.06
 
 
 def check_trend(days: list[Requests], found: dict[tuple[str, ...], dict[str, Any]]) -> None:
