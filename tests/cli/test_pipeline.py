@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -158,3 +159,9 @@ def test_what_is_wrong_in_a_folder_is_told_without_starting_spark(moldau: Moldau
         "two folders have the name a"
         in moldau("pipeline", "run", str(tmp_path / "a"), str(tmp_path / "b" / "a"), code=2).err
     )
+
+
+def test_a_load_of_the_last_hours_says_how_to_go_on_with_it(moldau: Moldau) -> None:
+    told = moldau("pipeline", "load", "orders", "--to", "x", "--from", "2h", "--until", "2026-11-18T10:00Z", code=2).err
+    assert re.search(r"--from 2h is --from \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z: write that", told)
+    assert "--until" not in told

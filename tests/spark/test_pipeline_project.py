@@ -42,7 +42,10 @@ def test_what_init_writes_can_be_read(tmp_path: Path) -> None:
         ('name = "a\n', r"pipeline\.toml: .*line 1"),
         ('files = ["orders.py"]\nname = "my shop"\n', r"pipeline\.toml:2: a pipeline cannot be named 'my shop'"),
         ('files = ["orders.py"]\nmaster = "loca[2]"\n', r"pipeline\.toml:2: master 'loca\[2\]' is none: write local"),
-        ('files = ["orders.py"]\nevery = "10 parsecs"\n', r"pipeline\.toml:2: every '10 parsecs' is none: write a time"),
+        (
+            'files = ["orders.py"]\nevery = "10 parsecs"\n',
+            r"pipeline\.toml:2: every '10 parsecs' is none: write a time",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_toml_is_told_with_its_line(text: str, told: str, tmp_path: Path) -> None:
