@@ -286,7 +286,7 @@ def test_avro_text_and_bytes_are_read_and_what_is_none_is_a_dead_letter(shop: Sh
         ),
         ("def queries(pipeline):\n    return []\n", "has no query"),
         (
-            "def queries(pipeline):\n  s = pipeline.stream('o', 'id INT')\n  return [s.to_topic('x'), s.to_topic('x')]\n",
+            "def queries(pipeline):\n  s = pipeline.stream('o', 'id INT')\n  return [s.to_topic('x')] * 2\n",
             "has two queries x, which would share one checkpoint",
         ),
         (

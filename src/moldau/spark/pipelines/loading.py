@@ -61,10 +61,11 @@ def _queries_of(path: Path, name: str, pipeline: Pipeline) -> list[Query]:
     returned = function(pipeline)
     queries = [returned] if isinstance(returned, Query) else list(returned or ())
     code = getattr(function, "__code__", None)
+    line = 1 if code is None else code.co_firstlineno
     for one in queries:
         if not isinstance(one, Query):
             raise PipelineError(
-                f"{path}:{1 if code is None else code.co_firstlineno}: {FUNCTION} gave a {type(one).__name__}: end it with to_topic(...), to_table(...) or "
+                f"{path}:{line}: {FUNCTION} gave a {type(one).__name__}: end it with to_topic(...), to_table(...) or "
                 "to_function(...)"
             )
     return queries
