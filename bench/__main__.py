@@ -4,8 +4,8 @@
     python -m bench spark [--only ROW]... [--rounds 1]
 
 Some rows alone replace theirs in the table and leave the others as they are. Rows: start, load, partitions, recovery,
-groups, transactions, logs, clusters, tables. `spark` is a table of its own (`bench.spark_rows`). Run it on a machine
-with nothing else to do.
+groups, transactions, logs, clusters, failures, many, tables. `spark` is a table of its own (`bench.spark_rows`). Run it
+on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ ROWS: dict[str, Callable[[list[Row], int], None]] = {
     "transactions": transaction_rows.transactions,
     "logs": log_rows.logs,
     "clusters": cluster_rows.clusters,
+    "failures": cluster_rows.failures,
+    "many": cluster_rows.many,
     "tables": table_rows.tables,
 }
 

@@ -37,9 +37,6 @@ def clusters(rows: list[Row], rounds: int) -> None:
         bulk(rows, both, rounds)
         latency(rows, both, rounds)
         raw(rows, both, rounds)
-    failures(rows, rounds)
-    with _both() as both:
-        many(rows, both)
 
 
 def _values(row: Row, cluster: Cluster) -> list[float]:
@@ -70,7 +67,10 @@ def _one(make: type[Cluster]) -> Iterator[Cluster]:
 
 def _create(cluster: Cluster, name: str, partitions: int = 1, assignment: list[list[int]] | None = None) -> None:
     client = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-    made = NewTopic(name, partitions, 3) if assignment is None else NewTopic(name, replica_assignment=assignment)
+    if assignment is None:
+        made = NewTopic(name, partitions, 3)
+    else:
+        made = NewTopic(name, len(assignment), replica_assignment=assignment)
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while True:
         try:
@@ -330,19 +330,20 @@ def _is_in_sync(cluster: Cluster, topic: str, node: int) -> bool:
 # -- many partitions ---------------------------------------------------------------------------------------------------
 
 
-def many(rows: list[Row], both: tuple[Cluster, ...]) -> None:
+def many(rows: list[Row], _: int) -> None:
     created = Row(f"{MANY} partitions rf=3: created, all in sync", "s", "lower", at_least=1)
     restarted = Row(f"one broker of {MANY} partitions restarted: until in sync", "s", "lower", at_least=1)
-    for cluster in both:
-        began = time.monotonic()
-        _create(cluster, "many", MANY)
-        _values(created, cluster).append(time.monotonic() - began)
-        node = next(node for node in NODES if node != _settled_controller(cluster))
-        cluster.nodes[node].stop()
-        began = time.monotonic()
-        cluster.nodes[node].start()
-        _wait_all_in_sync(cluster, "many")
-        _values(restarted, cluster).append(time.monotonic() - began)
+    with _both() as both:
+        for cluster in both:
+            began = time.monotonic()
+            _create(cluster, "many", MANY)
+            _values(created, cluster).append(time.monotonic() - began)
+            node = next(node for node in NODES if node != _settled_controller(cluster))
+            cluster.nodes[node].stop()
+            began = time.monotonic()
+            cluster.nodes[node].start()
+            _wait_all_in_sync(cluster, "many")
+            _values(restarted, cluster).append(time.monotonic() - began)
     rows += [created, restarted]
 
 

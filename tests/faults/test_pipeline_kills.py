@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults import pipeline_kills
-from tests.java import java_command
 from tests.postgres import Postgres
 
 
 @pytest.mark.timeout(600)
 def test_each_input_is_in_every_sink_once_whatever_breaks_under_the_pipeline(tmp_path: Path) -> None:
-    java_command()
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)

@@ -30,7 +30,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
     yield path
-    subprocess.run(["umount", str(path)], check=True)
+    # Lazily: what Spark has open there keeps it no longer than it needs it.
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def fill(path: Path) -> Path:

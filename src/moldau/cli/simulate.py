@@ -15,7 +15,7 @@ from moldau.cli.options import Output, OutputFormat
 if TYPE_CHECKING:
     from moldau.testing.simulation import Run
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 class SimulationKind(StrEnum):
