@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ def test_acks_all_answers_once_every_in_sync_replica_holds_the_batch(tmp_path: P
             assert not waiting.done() and rig.partition(0, "t").high_watermark == 1
             rig.change("t", 0, isr=(0, 1))
             assert (await waiting).base_offset == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("late_seconds", [0.0, 0.05])
+def test_a_new_partition_does_not_wait_for_its_followers_polls(tmp_path: Path, late_seconds: float) -> None:
+    """Also when the followers hear of it later than the leader, who has ended their polls by then."""
+
+    async def main() -> None:
+        async with Rig(tmp_path, {"replica.fetch.wait.max.ms": "50000"}) as rig:
+            rig.create("old", (0, 1, 2))
+            assert (await rig.produce(0, "old", b"first")).error_code == 0
+            for follower in (rig.node(1), rig.node(2)):
+                hear_late = partial(asyncio.get_running_loop().call_later, late_seconds, follower.hear)
+                follower.hear = hear_late  # type: ignore[method-assign]
+            rig.create("new", (0, 1, 2))
+            assert (await rig.produce(0, "new", b"first")).error_code == 0
 
     run(main())
 

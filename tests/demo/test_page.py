@@ -172,6 +172,8 @@ def test_a_browser_shows_lines_in_every_chart_and_has_nothing_to_complain_about(
     points = dict(re.findall(r'<div id="(\w+)"><div class="chart"><svg[^>]*data-points="(\d+)"', page.html))
     assert set(points) == set(CHARTS)
     assert all(int(count) > 20 for count in points.values()), points
+    # Two lines, without the hour at hand, which is not complete.
+    assert int(points["hours"]) == 2 * (len(shown.get("/api/state")["active"]["hour"]) - 1)
     lines = re.findall(r'<path d="M[^"]{100,}" class="line stroke', page.html)
     assert len(lines) >= len(CHARTS)
     assert 'class="band"' in page.html

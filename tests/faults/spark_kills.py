@@ -33,7 +33,7 @@ from tests.spark.clusters import Cluster
 
 OUTPUTS = 6
 KINDS = ("stateless", "stateful")
-AHEAD = 6  # full batches that wait in every source
+AHEAD = 3  # full batches that wait in every source
 SECONDS_MAX = 240.0
 NO_PYTHON = "Timed out while waiting for the Python worker to connect back"
 KILL_AFTER_SECONDS_MAX = 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from moldau.spark.spark_session import WORKERS, choose_python
+from moldau.spark.spark_session import CHEAP_CHECKPOINTS, WORKERS, choose_python
 from moldau.testing import Broker
 from tests.oracle import ROOT, RunningKafka
 from tests.postgres import Postgres
@@ -34,8 +34,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .config("spark.local.dir", str(home / "local"))
-        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={Path(home)} -XX:TieredStopAtLevel=1")
-        .config(map=WORKERS)
+        .config(
+            "spark.driver.extraJavaOptions",
+            f"-Dderby.system.home={Path(home)} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        )
+        .config(map={**WORKERS, **CHEAP_CHECKPOINTS})
         .config("spark.jars", ",".join(jars))
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

@@ -72,6 +72,42 @@ def test_a_batch_that_was_not_committed_leaves_nothing(journal: ParquetJournal, 
     assert list(journal.root.rglob("*.partial")) == []
 
 
+def test_a_query_leaves_the_files_of_one_whose_name_begins_like_its_own(tmp_path: Path) -> None:
+    other = ParquetJournal(str(tmp_path), "orders", "shop.orders-by-day")
+    files = begun(other, FIRST, batch((0, 1)))
+    (blocker := other.root / files[0].final).mkdir()
+    # As if its driver had been killed behind the commit: the journal has the file, which has not its name yet.
+    with pytest.raises(OSError):
+        other.commit(FIRST, "", files)
+    blocker.rmdir()
+    assert ParquetJournal(str(tmp_path), "orders", "shop.orders").begin(FIRST) is not None
+    assert other.begin(FIRST) is None
+    assert visible(tmp_path) == [(0, 1, 2)]
+
+
+def test_another_query_s_file_of_the_same_offsets_is_not_overwritten(journal: ParquetJournal, tmp_path: Path) -> None:
+    assert journal.commit(FIRST, "", begun(journal, FIRST, batch((0, 1), (0, 3))))
+    other = ParquetJournal(str(tmp_path), "orders", "shop.bad orders")
+    files = begun(other, FIRST, batch((0, 1), (0, 2), (0, 3)))
+    with pytest.raises(ExactlyOnceRefused, match=r"is of query shop\.orders, and would be lost"):
+        other.commit(FIRST, "", files)
+    (path,) = journal.root.rglob("*.parquet")
+    assert pq.ParquetFile(path).read()["_offset"].to_pylist() == [1, 3]
+    # Begun from nothing, a query writes what it wrote before.
+    (tmp_path / ".moldau" / "shop.orders.json").unlink()
+    assert journal.commit(FIRST, "", begun(journal, FIRST, batch((0, 1), (0, 3))))
+
+
+def test_rows_without_a_value_have_a_directory_as_well(journal: ParquetJournal) -> None:
+    columns = [pa.array([None, None, "a"], pa.string()), pa.array([0, 0, 0]), pa.array([1, 3, 2])]
+    rows = pa.record_batch(columns, names=["day", "_partition", "_offset"])
+    files = write_files(str(journal.root), journal.begin(FIRST) or "", 1, [rows], "day")
+    assert [(one.folder, one.first, one.last) for one in files] == [
+        ("day=__HIVE_DEFAULT_PARTITION__/partition=0", 1, 3),
+        ("day=a/partition=0", 2, 2),
+    ]
+
+
 def test_rows_go_into_a_directory_for_each_value_which_is_not_in_the_file_once_more(
     journal: ParquetJournal, tmp_path: Path
 ) -> None:

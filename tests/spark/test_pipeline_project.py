@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from moldau.spark.pipelines import PipelineError
 from moldau.spark.pipelines.loading import check_files
 from moldau.spark.pipelines.project import read_project, write_project
+from moldau.spark.pipelines.running import Running, read_running
 from moldau.spark.pipelines.status import BACKOFF_SECONDS_MAX, STEADY_SECONDS, Run, after_failure, status_of
 
 
@@ -38,11 +40,29 @@ def test_what_init_writes_can_be_read(tmp_path: Path) -> None:
         ('files = ["orders.py"]\n\nname = 3\n', r"pipeline\.toml:3: name must be a text"),
         ('files = ["orders.py"]\n[spark]\nspark.sql.x = 3\n', r"pipeline\.toml:2: write names in \[spark\] in quotes"),
         ('name = "a\n', r"pipeline\.toml: .*line 1"),
+        ('files = ["orders.py"]\nname = "my shop"\n', r"pipeline\.toml:2: a pipeline cannot be named 'my shop'"),
+        ('files = ["orders.py"]\nmaster = "loca[2]"\n', r"pipeline\.toml:2: master 'loca\[2\]' is none: write local"),
+        (
+            'files = ["orders.py"]\nevery = "10 parsecs"\n',
+            r"pipeline\.toml:2: every '10 parsecs' is none: write a time",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_toml_is_told_with_its_line(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=told):
         read_project(folder(tmp_path, text))
+
+
+@pytest.mark.parametrize("every", ["2 seconds", "1 minute 30 seconds", "500 milliseconds", "1 hour"])
+@pytest.mark.parametrize("master", ["local", "local[2,4]", "spark://host:7077", "k8s://https://host", "yarn"])
+def test_times_and_masters_that_spark_knows_are_taken(every: str, master: str, tmp_path: Path) -> None:
+    project = read_project(folder(tmp_path, f'files = ["orders.py"]\nevery = "{every}"\nmaster = "{master}"\n'))
+    assert (project.every, project.master) == (every, master)
+
+
+def test_a_folder_of_any_name_has_a_pipeline_that_can_run(tmp_path: Path) -> None:
+    write_project(tmp_path / 'my "own" shop')
+    assert read_project(tmp_path / 'my "own" shop').name == 'my-"own"-shop'
 
 
 def test_a_folder_without_a_pipeline_is_told(tmp_path: Path) -> None:
@@ -86,3 +106,20 @@ def test_a_query_that_fails_waits_longer_each_time_until_it_ran_steadily() -> No
     assert waits[:4] == [1, 2, 4, 8] and waits[-1] == BACKOFF_SECONDS_MAX
     steady = after_failure(run, now=run.began_at + STEADY_SECONDS)
     assert steady.failures == 1
+
+
+def test_a_folder_has_one_run_and_what_a_killed_one_left_is_nobody_s(tmp_path: Path) -> None:
+    run = Running(tmp_path, "shop")
+    run.begin()
+    run.tell([{"name": "orders", "state": "running"}])
+    told = read_running(tmp_path)
+    assert told is not None and (told["pid"], told["name"], len(told["queries"])) == (os.getpid(), "shop", 1)
+    with pytest.raises(PipelineError, match="shop runs already"):
+        Running(tmp_path, "shop").begin()
+    left = (tmp_path / ".moldau" / "running.json").read_text()
+    run.end()
+    assert read_running(tmp_path) is None
+    # As a kill leaves it: the pid is that of a living process, which is no pipeline.
+    (tmp_path / ".moldau" / "running.json").write_text(left)
+    assert read_running(tmp_path) is None
+    Running(tmp_path, "shop").begin()

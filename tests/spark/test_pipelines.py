@@ -277,14 +277,23 @@ def test_avro_text_and_bytes_are_read_and_what_is_none_is_a_dead_letter(shop: Sh
             r"orders\.py:3: there is no column 'usr'; there is id, _key",
         ),
         ("def queries(pipeline):\n    return pipeline.stream('o', 'id INT')\n", r"orders\.py"),
-        ("def queries(pipeline):\n    return [3]\n", r"orders\.py: queries gave a int: end it with to_topic"),
-        ("x = 1\n", r"orders\.py: there is no function queries\(pipeline\)"),
+        ("def queries(pipeline):\n    return [3]\n", r"orders\.py:1: queries gave a int: end it with to_topic"),
+        ("x = 1\n", r"orders\.py:1: there is no function queries\(pipeline\)"),
         ("def queries(pipeline):\n    return pipeline.stream('o', 'id NUM')\n", r"orders\.py:2: schema 'id NUM'"),
         (
             "def queries(pipeline):\n  s = pipeline.stream('o', 'id INT')\n  yield s.where('idd > 1').to_topic('x')\n",
             r"orders\.py:3: AnalysisException: .*idd",
         ),
         ("def queries(pipeline):\n    return []\n", "has no query"),
+        (
+            "def queries(pipeline):\n  s = pipeline.stream('o', 'id INT')\n  return [s.to_topic('x')] * 2\n",
+            "has two queries x, which would share one checkpoint",
+        ),
+        (
+            "def queries(pipeline):\n  for kind in ('INT', 'STRING'):\n"
+            "    yield pipeline.stream('o', f'id {kind}', dead_letters='d').to_topic(f'x{kind}')\n",
+            r"orders\.py:3: o is read twice with dead_letters, and not alike",
+        ),
     ],
 )
 def test_an_error_in_a_pipelines_file_names_file_line_and_cause(

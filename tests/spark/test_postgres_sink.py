@@ -225,6 +225,28 @@ def test_every_text_and_number_comes_back_as_it_was(postgres: Postgres) -> None:
     assert found == list(zip(*(array.to_pylist() for array in arrays), strict=True))
 
 
+def test_times_of_any_year_are_read_or_are_infinite(postgres: Postgres) -> None:
+    name = f"target_{next(_numbers)}"
+    table = TargetTable(name, (("at", "timestamptz"), ("day", "date")))
+    writer = BatchWriter(postgres.dsn, table, name)
+    writer.prepare()
+    day_us = 86_400_000_000
+    days = [-719_163, -719_162, 2_932_896, 2_932_897, 40_000_000, -2_440_588, -2_440_589, None]
+    times = [None if day is None else day * day_us + 1 for day in days]
+    rows = pa.record_batch([pa.array(times, pa.timestamp("us", "UTC")), pa.array(days, pa.date32())], ["at", "day"])
+    staging = writer.begin(numbered(0))
+    assert staging is not None
+    assert writer.commit(numbered(0), staging, [copy_rows(postgres.dsn, table, staging, 1, [rows])])
+    asked = "extract(epoch from at) * 1000000, day::text, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD BC')"
+    found = postgres.ask(f"SELECT {asked} FROM {name} ORDER BY at NULLS LAST")
+    exact = sorted(time for time in times if time is not None and time >= -2_440_588 * day_us)
+    assert [int(row[0]) for row in found[1:-1]] == exact
+    assert [row[1] for row in found] == [
+        "-infinity", "4714-11-24 BC", "0001-12-31 BC", "0001-01-01", "9999-12-31", "10000-01-01", "111486-04-13", None,
+    ]  # fmt: skip
+    assert found[2][2] == "0001-12-31 BC" and str(found[0][0]) == "-Infinity"
+
+
 def test_what_does_not_fit_the_table_is_told_before_anything_runs(postgres: Postgres) -> None:
     name = f"strict_{next(_numbers)}"
     postgres.ask(f"CREATE TABLE {name} (id bigint, name text)")

@@ -132,6 +132,20 @@ def test_a_batch_that_was_not_committed_leaves_nothing(target: Target) -> None:
     assert target.rows() == [(1, "second attempt")] and target.files() == []
 
 
+def test_what_a_driver_left_that_was_killed_behind_its_commit_is_removed(target: Target) -> None:
+    batch = numbered(0)
+    place = target.writer.begin(batch)
+    assert place is not None
+    assert target.writer.commit(batch, place, target.stage(place, 1, (1, "ann")))
+    other = target.writer.begin(numbered(1))
+    assert other is not None
+    target.stage(other, 1, (2, "bob"))
+    target.stage(place, 1, (1, "ann"))
+    assert len(target.files()) == 2
+    assert target.writer.begin(batch) is None
+    assert len(target.files()) == 1 and "batch-00000000000000000001" in target.files()[0]
+
+
 def test_rows_with_a_key_replace_those_that_have_it(redshift: Redshift) -> None:
     keyed = Target(redshift, ("id", "name"))
     assert keyed.write(0, (1, "a"), (1, None), (None, "x"), (None, None), (2, ""))

@@ -83,6 +83,35 @@ def test_a_restart_reads_only_what_came_meanwhile(broker: Broker, tmp_path: Path
     assert follow(broker, path, "users", lambda view: True) == 0
 
 
+def test_a_full_disk_under_the_view_is_told_and_it_goes_on_when_there_is_room(broker: Broker, tmp_path: Path) -> None:
+    create(broker, "large", partitions=1)
+    produce(broker, "large", **{f"key_{number}": "x" * 10_000 for number in range(10)})
+
+    async def work() -> None:
+        view = TableView(tmp_path / "view.sqlite")
+        reader = view.reader()
+        with ThreadPoolExecutor(1) as writing:
+            writing.submit(view._database.execute, "PRAGMA max_page_count = 10").result()
+            async with ClusterClient(broker.bootstrap) as client:
+                follower = Follower(client, view, "large", writing)
+                task = asyncio.create_task(follower.run())
+                async with asyncio.timeout(SECONDS_MAX):
+                    while "full" not in (follower.last_error or ""):
+                        assert not task.done(), task
+                        await asyncio.sleep(0.01)
+                    assert table(reader, "large") == {}
+                    writing.submit(view._database.execute, "PRAGMA max_page_count = 100000").result()
+                    while not _is_complete(reader, "large"):
+                        await asyncio.sleep(0.01)
+                assert len(table(reader, "large")) == 10 and follower.last_error is None
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        reader.close()
+        view.close()
+
+    asyncio.run(work())
+
+
 def test_only_what_was_committed_is_in_a_view_and_markers_move_it_on(broker: Broker, tmp_path: Path) -> None:
     create(broker, "totals", partitions=1)
     with BlockingProducer(broker.bootstrap, {"transactional.id": "totals"}) as producer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +141,33 @@ def test_rows_are_asked_for_over_http_and_from_the_shell(tables: Tables) -> None
         assert tables.seconds_of(50, "/tables/orders/rows/42") < 1
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS_MAX) == 0
+
+
+def test_keys_that_are_no_text_and_values_of_any_kind_are_answered_row_by_row(tables: Tables) -> None:
+    keys = [b"\x00\x80", b"a", b"\xff\x01", b"\xff\x02"]
+    with BlockingProducer(tables.broker.bootstrap) as producer:
+        for number, key in enumerate(keys):
+            producer.send("longs", b"%d" % number, key=key)
+        producer.send("longs", b"[" * 200_000, key=b"deep")
+    with tables.serving("longs"):
+        tables.wait_complete(5)
+        assert tables.get("/tables/longs/rows/%00%80")["value"] == 0
+        assert tables.get("/tables/longs/rows/%FF%02")["key_base64"] == "/wI="
+        assert tables.get("/tables/longs/rows/deep")["value"] == "[" * 200_000
+        found, after = [], ""
+        while True:
+            page = tables.get(f"/tables/longs/rows?limit=1{after}")
+            found += [row.get("key") or base64.b64decode(row["key_base64"]) for row in page["rows"]]
+            if "after" in page and page["after"] is None:
+                break
+            name = "after" if "after" in page else "after_base64"
+            after = f"&{name}={urllib.parse.quote(page[name])}"
+        assert found == [keys[0], "a", "deep", *keys[2:]]
+        assert "more with --after-base64 /wE=" in tables.command("scan", "longs", "--after", "deep", "-n", "1").stderr
+        assert tables.json("scan", "longs", "--after-base64", "/wE=")["rows"][0]["value"] == 3
+        for question in ("limit=" + "9" * 5000, "after_base64=x"):
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                tables.get(f"/tables/longs/rows?{question}")
 
 
 def test_a_server_that_is_killed_while_it_reads_goes_on_with_each_record_once(tables: Tables) -> None:

@@ -82,6 +82,15 @@ def test_a_prefix_that_ends_in_the_highest_byte_has_an_end(view: TableView) -> N
     assert [row.key for row in view.reader().scan("t", prefix=b"a\xff").rows] == [b"a\xff", b"a\xff\x01"]
 
 
+def test_a_page_of_large_rows_is_shorter_and_has_one_at_least(view: TableView) -> None:
+    view.apply("t", [record(f"k{number}", "x" * 1000, number) for number in range(5)], {0: 5})
+    reader = view.reader()
+    page = reader.scan("t", bytes_max=2500)
+    assert [row.key for row in page.rows] == [b"k0", b"k1"] and page.after == b"k1"
+    rest = reader.scan("t", after=b"k3", bytes_max=10)
+    assert [row.key for row in rest.rows] == [b"k4"] and rest.after is None
+
+
 def test_a_scan_that_takes_too_long_is_given_up_and_the_next_one_works(view: TableView) -> None:
     view.apply("t", [record(f"k{number}", '{"n": 1}', number) for number in range(20_000)], {0: 20_000})
     reader = view.reader()

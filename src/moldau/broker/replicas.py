@@ -389,7 +389,10 @@ class Replicas:
         if assigned.leader == self._node_id:
             registration = self._image.brokers.get(self._node_id)
             node_epoch = -1 if registration is None else registration.epoch
+            is_taken = partition.leader is None or assigned.leader_epoch > partition.leader_epoch
             partition.lead(assigned, self._node_id, node_epoch, self.clock.monotonic_ms())
+            if is_taken and self.replication is not None:
+                self.replication.on_lead_taken(partition)
         else:
             partition.follow(assigned)
         if self.replication is not None:

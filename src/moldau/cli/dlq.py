@@ -6,6 +6,7 @@ own. So it goes on where it stopped, and nothing is sent twice.
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,20 +43,23 @@ def list_letters(
     from moldau.cli.output import say, show_rows
     from moldau.cli.remote import on_cluster
 
+    kinds: Counter[str] = Counter()
+
     async def work(client: ClusterClient) -> list[dict[str, Any]]:
-        rows = []
+        newest: list[tuple[int, int, dict[str, Any]]] = []  # a heap, for there may be more than fit
         async for record, letter in _letters(client, topic):
-            rows.append((record.timestamp, _row(record, letter)))
-        rows.sort(key=lambda row: row[0])
-        return [row for _, row in rows]
+            row = _row(record, letter)
+            kinds[row["exception"] or "no dead letter"] += 1
+            place = heapq.heappush if len(newest) < limit else heapq.heappushpop
+            place(newest, (record.timestamp, kinds.total(), row))
+        return [row for _, _, row in sorted(newest, key=lambda one: one[:2])]
 
     rows = on_cluster(bootstrap, properties, work)
-    show_rows(output, {title.upper(): title for title in _COLUMNS}, rows[-limit:])
+    show_rows(output, {title.upper(): title for title in _COLUMNS}, rows)
     if output is Output.TABLE:
         sys.stdout.flush()  # the remark comes after it, also where both go into one file
-        kinds = Counter(row["exception"] or "no dead letter" for row in rows)
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        say(f"{len(rows)} in {topic}{f': {told}' if told else ''}")
+        say(f"{kinds.total()} in {topic}{f': {told}' if told else ''}")
 
 
 @app.command()

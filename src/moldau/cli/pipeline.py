@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,10 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Only look whether the folders are right.")] = False,
 ) -> None:
     """Run pipelines in one Spark session until Ctrl-C, which lets the batch at hand finish."""
+    from moldau.spark.pipelines.project import MASTERS, is_master
+
+    if master is not None and not is_master(master):
+        raise usage(f"--master {master} is none: {MASTERS}")
     projects = [_read(folder) for folder in folders]
     names = [project.name for project in projects]
     for name in names:
@@ -121,9 +126,14 @@ def stop(folder: Folder = ".") -> None:
 
     project = _read(folder)
     told = _must_run(project)
-    os.kill(told["pid"], signal.SIGTERM)
+    try:
+        os.kill(told["pid"], signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError as error:
+        raise CommandError(f"process {told['pid']} is another user's: stop it as that one") from error
     deadline = time.monotonic() + STOP_SECONDS_MAX
-    while _is_alive(told["pid"]):
+    while _running(project) is not None:
         if time.monotonic() > deadline:
             raise CommandError(f"process {told['pid']} still runs after {STOP_SECONDS_MAX:g} s")
         time.sleep(0.1)
@@ -190,7 +200,10 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
     import signal
 
     try:
+        from py4j.protocol import Py4JNetworkError
+
         from moldau.spark import JavaMissing, session
+        from moldau.spark.errors import reason
         from moldau.spark.pipelines import PipelineError
         from moldau.spark.pipelines.runner import ProjectRun, run_all
     except ModuleNotFoundError as error:
@@ -206,6 +219,8 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
         spark = session("+".join(project.name for project in projects), master=where, settings=settings)
     except JavaMissing as error:
         raise CommandError(str(error)) from error
+    except Exception as error:  # a setting that it refuses, a cluster that is not there
+        raise CommandError(f"Spark does not start: {reason(error)}") from error
     # After Spark, which takes SIGINT for itself.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked_to_stop.append(signum))
@@ -216,8 +231,14 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
             return run_all(runs, lambda: bool(asked_to_stop), shown)
     except PipelineError as error:
         raise usage(str(error)) from error
+    except (ConnectionError, Py4JNetworkError) as error:
+        raise CommandError(
+            "Spark's JVM has ended, by the same signal or short of memory: what was written is whole, and the next run "
+            "does the batch at hand again"
+        ) from error
     finally:
-        spark.stop()
+        with suppress(ConnectionError, Py4JNetworkError):
+            spark.stop()
 
 
 class _Shown:
@@ -258,14 +279,9 @@ class _Shown:
 
 
 def _running(project: Project) -> dict[str, Any] | None:
-    """What a run says of itself; None when there is none, or it was killed."""
-    import json
+    from moldau.spark.pipelines.running import read_running
 
-    try:
-        told: dict[str, Any] = json.loads(project.status_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return told if _is_alive(told["pid"]) else None
+    return read_running(project.directory)
 
 
 def _must_run(project: Project) -> dict[str, Any]:
@@ -275,13 +291,3 @@ def _must_run(project: Project) -> dict[str, Any]:
             f"pipeline {project.name} does not run: `moldau pipeline run {project.directory}` runs it", EXIT_NOT_FOUND
         )
     return told
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from moldau.cli.errors import CommandError, usage
-from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_pairs, parse_time
+from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_pairs, parse_time, time_text
 
 CHECKPOINTS = ".moldau/loads"
 
@@ -54,8 +54,14 @@ def load(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Load a topic, or a range of its times, into a table, exactly once. Run it again to load what came since."""
+    from moldau.cli.output import say
+
     now_ms = int(time.time() * 1000)
     start_ms, until_ms = (None if one is None else parse_time(one, now_ms) for one in (start, until))
+    for option, given, time_ms in (("--from", start, start_ms), ("--until", until, until_ms)):
+        # As long ago as before is another range, and with it another load.
+        if given is not None and time_ms is not None and parse_time(given, now_ms + 1) != time_ms:
+            say(f"{option} {given} is {option} {time_text(time_ms)}: write that to go on with this load later")
     offline = _offline()
     into = _target(to, options)
     with _spark(master) as spark:

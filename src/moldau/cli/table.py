@@ -96,7 +96,7 @@ def get(
     if show_object(output, found):
         return
     place = {"offset": found["offset"], "reflects": _reflects_text(found["reflects"])}
-    show_fields(found["key"], _columns(found["value"]) | place)
+    show_fields(_key_of(found), _columns(found["value"]) | place)
 
 
 @app.command()
@@ -109,6 +109,9 @@ def scan(
     prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys that begin so.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many rows.")] = 100,
     after: Annotated[str | None, typer.Option("--after", metavar="KEY", help="Go on behind this key.")] = None,
+    after_base64: Annotated[
+        str | None, typer.Option("--after-base64", metavar="KEY", help="The same for a key that is no text.")
+    ] = None,
     wait: Wait = "10s",
     server: Server = DEFAULT_SERVER,
     output: OutputFormat = Output.TABLE,
@@ -116,7 +119,7 @@ def scan(
     """Show rows in the order of their keys, all of one moment."""
     from moldau.cli.output import say, show_object, show_table
 
-    asked = {"where": where, "prefix": prefix, "after": after, "limit": str(limit)}
+    asked = {"where": where, "prefix": prefix, "after": after, "after_base64": after_base64, "limit": str(limit)}
     given = {name: value for name, value in asked.items() if value is not None}
     found = _ask(server, "tables", topic, "rows", parameters=given, wait=wait)
     if show_object(output, found):
@@ -124,7 +127,11 @@ def scan(
     rows = [_flat(row) for row in found["rows"]]
     names = list(dict.fromkeys(name for row in rows for name in row))
     show_table({name.upper(): name for name in names}, rows)
-    more = f"; more with --after '{found['after']}'" if found["after"] is not None else ""
+    more = ""
+    if "after_base64" in found:
+        more = f"; more with --after-base64 {found['after_base64']}"
+    elif found["after"] is not None:
+        more = f"; more with --after '{found['after']}'"
     say(f"reflects {_reflects_text(found['reflects'])}{more}")
 
 
@@ -174,8 +181,12 @@ def _ask(server: str, *path: str, parameters: Mapping[str, str] | None = None, w
             raise CommandError(str(error), EXIT_NOT_FOUND if error.status == HTTP_NOT_FOUND else EXIT_ERROR) from error
 
 
+def _key_of(row: Mapping[str, Any]) -> str:
+    return str(row["key"] if "key" in row else row["key_base64"])
+
+
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"key": row["key"], **_columns(row["value"])}
+    return {"key": _key_of(row), **_columns(row["value"])}
 
 
 def _columns(value: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,8 @@ NOTE_CURRENT_SECONDS = 5.0
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_FAULTS = (KafkaError, ConnectionFailed, RequestTimedOut, OSError)
+# A disk that is full is SQLite's word for it.
+_FAULTS = (KafkaError, ConnectionFailed, RequestTimedOut, OSError, sqlite3.OperationalError)
 
 
 class Follower:

@@ -2,7 +2,7 @@
 
     GET /tables                                     what is served, and how far
     GET /tables/orders_by_user/rows/42              one row
-    GET /tables/orders_by_user/rows?where=&prefix=&after=&limit=
+    GET /tables/orders_by_user/rows?where=&prefix=&after=&limit=    after_base64= for a key that is no text
     GET /healthz
 
 A table that has never been read to its end answers 503, for a row that is missing there is not known to be missing.
@@ -21,6 +21,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import uvicorn
 from starlette.applications import Starlette
@@ -35,8 +36,9 @@ from moldau.tables.follower import Follower
 from moldau.tables.view import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX, Row, ScanTooLong, TableView, ViewReader
 
 SCANS_AT_ONCE_MAX = 4
+SCANS_WAITING_MAX = 32
 _BACKLOG = 128
-_QUESTIONS = ("where", "prefix", "after", "limit")
+_QUESTIONS = ("where", "prefix", "after", "after_base64", "limit")
 
 
 class Service:
@@ -48,6 +50,7 @@ class Service:
         self._reader = view.reader()
         self._scanning = ThreadPoolExecutor(SCANS_AT_ONCE_MAX, "table-scan")
         self._scanners: list[ViewReader] = []
+        self._scans = 0  # that run or wait
         self._followers: dict[str, Follower] = {}
         self.app = Starlette(
             routes=[
@@ -77,13 +80,14 @@ class Service:
         with ThreadPoolExecutor(1, "table-write") as writing:
             async with ClusterClient(bootstrap, client_id="moldau-table") as client:
                 self._followers = {topic: Follower(client, self._view, topic, writing) for topic in self._topics}
-                tasks = [asyncio.create_task(follower.run()) for follower in self._followers.values()]
-                try:
-                    yield
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
+                # One that ends by an error of ours takes all with it: a view that stands still must not answer.
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(follower.run()) for follower in self._followers.values()]
+                    try:
+                        yield
+                    finally:
+                        for task in tasks:
+                            task.cancel()
 
     def close(self) -> None:
         self._scanning.shutdown()
@@ -111,10 +115,13 @@ class Service:
 
     async def _row(self, request: Request) -> Response:
         topic = self._complete(request.path_params["topic"])
-        key = request.path_params["key"]
-        answer = self._reader.get(topic, key.encode(errors="surrogateescape"))
+        key = _key_in(request)
+        answer = self._reader.get(topic, key)
         if answer.row is None:
-            told = {"error": f"table {topic} has no row {key!r}", "reflects": _reflects(answer.reflects)}
+            told = {
+                "error": f"table {topic} has no row {request.path_params['key']!r}",
+                "reflects": _reflects(answer.reflects),
+            }
             return JSONResponse(told, 404)
         reflects = _json(_reflects(answer.reflects))
         text = f'{{"table":{_json(topic)},{_row_text(answer.row)},"reflects":{reflects}}}'
@@ -130,20 +137,25 @@ class Service:
             condition = parse_condition(asked["where"]) if asked.get("where") else None
         except ConditionError as error:
             raise HTTPException(400, f"where: {error}") from error
-        after, prefix, limit = asked.get("after", ""), asked.get("prefix", ""), _limit(asked.get("limit"))
+        after, prefix, limit = _after(asked), asked.get("prefix", "").encode(), _limit(asked.get("limit"))
 
         def scan() -> str:
             reader = self._borrowed()
             try:
-                page = reader.scan(topic, condition, after=after.encode(), prefix=prefix.encode(), limit=limit)
+                page = reader.scan(topic, condition, after=after, prefix=prefix, limit=limit)
             finally:
                 self._scanners.append(reader)
             rows = ",".join(f"{{{_row_text(row)}}}" for row in page.rows)
-            behind = None if page.after is None else page.after.decode(errors="replace")
-            rest = f'"after":{_json(behind)},"reflects":{_json(_reflects(page.reflects))}'
-            return f'{{"table":{_json(topic)},"rows":[{rows}],{rest}}}'
+            behind = '"after":null' if page.after is None else _key_text("after", page.after)
+            return f'{{"table":{_json(topic)},"rows":[{rows}],{behind},"reflects":{_json(_reflects(page.reflects))}}}'
 
-        text = await asyncio.get_running_loop().run_in_executor(self._scanning, scan)
+        if self._scans == SCANS_AT_ONCE_MAX + SCANS_WAITING_MAX:
+            raise HTTPException(503, f"{self._scans} scans are asked for at once: ask again later")
+        self._scans += 1
+        try:
+            text = await asyncio.get_running_loop().run_in_executor(self._scanning, scan)
+        finally:
+            self._scans -= 1
         return Response(text, media_type="application/json")
 
     def _complete(self, topic: str) -> str:
@@ -194,11 +206,34 @@ def listen(host: str, port: int, option: str = "--port") -> socket.socket:
 
 def _row_text(row: Row) -> str:
     """A row's fields without the braces; a value that is JSON is given as it is."""
-    key = _json(row.key.decode(errors="replace"))
     return (
-        f'"key":{key},"value":{_value_text(row.value)},"partition":{row.partition},"offset":{row.offset},'
-        f'"timestamp":{row.timestamp}'
+        f'{_key_text("key", row.key)},"value":{_value_text(row.value)},"partition":{row.partition},'
+        f'"offset":{row.offset},"timestamp":{row.timestamp}'
     )
+
+
+def _key_text(name: str, key: bytes) -> str:
+    """A key under that name; one that is no text under another, in base64, as `moldau consume` has it."""
+    try:
+        return f'"{name}":{_json(key.decode())}'
+    except UnicodeDecodeError:
+        return f'"{name}_base64":{_json(base64.b64encode(key).decode())}'
+
+
+def _key_in(request: Request) -> bytes:
+    """The key in the path, byte by byte: the server's text of it has lost what is not UTF-8."""
+    rest: bytes = request.scope["raw_path"].partition(b"?")[0].split(b"/rows/", 1)[1]
+    return unquote_to_bytes(rest)
+
+
+def _after(asked: Mapping[str, str]) -> bytes:
+    encoded = asked.get("after_base64")
+    if encoded is None:
+        return asked.get("after", "").encode()
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise HTTPException(400, f"after_base64={encoded}: this is not base64") from error
 
 
 def _value_text(value: str | bytes) -> str:
@@ -207,7 +242,7 @@ def _value_text(value: str | bytes) -> str:
     try:
         json.loads(value, parse_constant=_no_json)
         return value
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or deeper than anybody reads it
         return _json(value)
 
 
@@ -226,7 +261,10 @@ def _reflects(positions: Mapping[int, int]) -> dict[str, int]:
 def _limit(text: str | None) -> int:
     if text is None:
         return PAGE_ROWS_DEFAULT
-    if not text.isdecimal() or not 0 < int(text) <= PAGE_ROWS_MAX:
+    if (
+        not (text.isascii() and text.isdecimal() and len(text) <= len(str(PAGE_ROWS_MAX)))
+        or not 0 < int(text) <= PAGE_ROWS_MAX
+    ):
         raise HTTPException(400, f"limit={text}: give a number from 1 to {PAGE_ROWS_MAX}")
     return int(text)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from moldau.client import ConsumedRecord
 from moldau.tables.conditions import Condition
@@ -21,6 +21,7 @@ from moldau.tables.rules import Stored
 
 PAGE_ROWS_DEFAULT = 100
 PAGE_ROWS_MAX = 10_000
+PAGE_BYTES_MAX = 16 << 20  # of keys and values; a page has one row at least
 SCAN_SECONDS_MAX = 10.0
 _FORMAT = 1
 _STEPS_BETWEEN_LOOKS = 100_000
@@ -147,7 +148,8 @@ class TableView:
         try:
             yield
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # SQLite has ended it by itself when the disk is full
+                self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
 
@@ -181,8 +183,9 @@ class ViewReader:
         prefix: bytes = b"",
         limit: int = PAGE_ROWS_DEFAULT,
         seconds_max: float = SCAN_SECONDS_MAX,
+        bytes_max: int = PAGE_BYTES_MAX,
     ) -> Page:
-        """A page of rows whose keys are behind `after` and begin with `prefix`."""
+        """A page of rows whose keys are behind `after` and begin with `prefix`: `limit` of them, fewer large ones."""
         assert 0 < limit <= PAGE_ROWS_MAX
         wanted = "key > ? AND key >= ?" if after else "key >= ? AND key >= ?"
         parameters: list[object] = [topic, after, prefix]
@@ -201,7 +204,8 @@ class ViewReader:
         try:
             with self._one_state():
                 positions = _positions(self._database, topic)
-                rows = [Row(*found) for found in self._database.execute(sql, [*parameters, limit + 1])]
+                with closing(self._database.execute(sql, [*parameters, limit + 1])) as found:
+                    rows, has_more = _page(found, limit, bytes_max)
         except sqlite3.OperationalError as error:
             if "interrupted" not in str(error):
                 raise
@@ -210,8 +214,6 @@ class ViewReader:
             ) from error
         finally:
             self._database.set_progress_handler(None, 0)
-        has_more = len(rows) > limit
-        rows = rows[:limit]
         return Page(rows, rows[-1].key if has_more else None, positions)
 
     def state(self, topic: str) -> TableState | None:
@@ -225,6 +227,20 @@ class ViewReader:
             yield
         finally:
             self._database.execute("ROLLBACK")
+
+
+def _page(found: Iterable[tuple[Any, ...]], limit: int, bytes_max: int) -> tuple[list[Row], bool]:
+    """The rows, and whether there are more."""
+    rows: list[Row] = []
+    size = 0
+    for columns in found:
+        row = Row(*columns)
+        # A text's characters, for they are quickly told; what matters is that there is an end.
+        size += len(row.key) + len(row.value)
+        if rows and (len(rows) == limit or size > bytes_max):
+            return rows, True
+        rows.append(row)
+    return rows, False
 
 
 def _positions(database: sqlite3.Connection, topic: str) -> dict[int, int]:

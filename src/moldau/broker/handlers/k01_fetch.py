@@ -386,6 +386,8 @@ async def _wait_for_more(
     node, clock, connection = context.node, context.node.clock, context.connection
     deadline_ms = clock.monotonic_ms() + request.max_wait_ms
     while True:
+        if fetcher.is_replica and (poll_ms_max := node.replication.poll_ms_max) is not None:
+            deadline_ms = min(deadline_ms, clock.monotonic_ms() + poll_ms_max)
         changed: asyncio.Future[None] = node.loop.create_future()
 
         def on_change(changed: asyncio.Future[None] = changed) -> None:
@@ -399,6 +401,8 @@ async def _wait_for_more(
                 partition.add_end_waiter(on_change)
             else:
                 partition.add_waiter(on_change)
+        if fetcher.is_replica:
+            node.replication.add_poll(on_change)
         timer = clock.call_later(max(deadline_ms - clock.monotonic_ms(), 0), on_change)
         connection.call_when_closed(on_change)
         try:
@@ -406,6 +410,8 @@ async def _wait_for_more(
         finally:
             timer.cancel()
             connection.forget_closer(on_change)
+            if fetcher.is_replica:
+                node.replication.drop_poll(on_change)
             for partition in partitions:
                 if fetcher.is_replica:
                     partition.drop_end_waiter(on_change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from moldau.broker.partition import Partition
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from moldau.broker.node import Node
 
 FetcherKey = tuple[int, int]
+# After a node has taken a lead, polls of its followers are short for a while: a follower names a new partition in its
+# next fetch, and what is produced there with acks=all waits for that. It hears of it about when the leader does.
+SHORT_POLL_MS, SHORT_POLLS_FOR_MS = 20, 1000
 
 
 class Replication:
@@ -26,6 +30,8 @@ class Replication:
         self.sending = ReplicationThrottle(node, "leader")
         self.fetching = ReplicationThrottle(node, "follower")
         self._looked_ms = 0
+        self._led_ms = -SHORT_POLLS_FOR_MS
+        self._polls: dict[Callable[[], None], None] = {}
         self.is_stopping = False
 
     # -- what the metadata says ----------------------------------------------------------------------------------------
@@ -69,6 +75,26 @@ class Replication:
         return -1 if registration is None else registration.epoch
 
     # -- leaders -------------------------------------------------------------------------------------------------------
+
+    def on_lead_taken(self, partition: Partition) -> None:
+        if partition.has_followers:
+            self._led_ms = self.node.clock.monotonic_ms()
+            polls, self._polls = self._polls, {}
+            for wake in polls:
+                wake()
+
+    def add_poll(self, wake: Callable[[], None]) -> None:
+        """A follower's fetch waits: it is woken when a lead is taken."""
+        self._polls[wake] = None
+
+    def drop_poll(self, wake: Callable[[], None]) -> None:
+        self._polls.pop(wake, None)
+
+    @property
+    def poll_ms_max(self) -> int | None:
+        """How long a follower's fetch may wait now, other than it asks."""
+        is_new = self.node.clock.monotonic_ms() - self._led_ms < SHORT_POLLS_FOR_MS
+        return SHORT_POLL_MS if is_new else None
 
     def propose(self, partition: Partition, proposal: InSyncProposal) -> None:
         self._proposals.send(partition, proposal)

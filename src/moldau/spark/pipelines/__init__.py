@@ -9,6 +9,7 @@ Nothing is hidden: `Stream.df`, `Table.changes` and `Aggregation.df` are ordinar
 `Stream.through(function)` puts plain Spark code in between. Start reading at `pipeline`; `streams` and `tables` are
 what users hold, `formats` is how bytes become columns, `complaints` says why some do not, `dead_letters` where those
 go, `lookups` how an event finds the row of a table, `keys` what identifies a row in a table's topic,
+`project` is a pipeline as a folder, `runner` runs it and `running` tells other processes so,
 `postgres` writes into tables of PostgreSQL, `redshift` into those of Redshift, `parquet` into files, `lake` into tables
 of files.
 """

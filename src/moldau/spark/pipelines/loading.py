@@ -37,6 +37,12 @@ def load_queries(project: Project, pipeline: Pipeline) -> list[Query]:
     for path in project.files:
         with _blamed(path):
             found += _queries_of(path, project.name, pipeline)
+    names = [one.name for one in (*found, *pipeline.dead_letter_queries)]
+    for name in names:
+        if names.count(name) > 1:
+            raise PipelineError(
+                f"{project.directory} has two queries {name}, which would share one checkpoint: give name='...' to one"
+            )
     if not found:
         raise PipelineError(f"{project.directory} has no query: none of its files returns or yields one")
     return found
@@ -51,13 +57,15 @@ def _queries_of(path: Path, name: str, pipeline: Pipeline) -> list[Query]:
     spec.loader.exec_module(module)
     function: Any = getattr(module, FUNCTION, None)
     if not callable(function):
-        raise PipelineError(f"{path}: there is no function {FUNCTION}(pipeline)")
+        raise PipelineError(f"{path}:1: there is no function {FUNCTION}(pipeline)")
     returned = function(pipeline)
     queries = [returned] if isinstance(returned, Query) else list(returned or ())
+    code = getattr(function, "__code__", None)
+    line = 1 if code is None else code.co_firstlineno
     for one in queries:
         if not isinstance(one, Query):
             raise PipelineError(
-                f"{path}: {FUNCTION} gave a {type(one).__name__}: end it with to_topic(...), to_table(...) or "
+                f"{path}:{line}: {FUNCTION} gave a {type(one).__name__}: end it with to_topic(...), to_table(...) or "
                 "to_function(...)"
             )
     return queries

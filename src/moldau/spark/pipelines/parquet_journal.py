@@ -5,7 +5,8 @@
 
 Tasks write files under hidden names and sync them. The driver then replaces the query's journal, which is the moment of
 the commit: whoever comes after a crash gives the journal's files their names before anything else. No Spark here.
-Names are those of `moldau topic export`; a file is named by the first and the last offset that it has rows of.
+Names are those of `moldau topic export`; a file is named by the first and the last offset that it has rows of, and says
+within of which query it is.
 """
 
 from __future__ import annotations
@@ -13,23 +14,28 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from moldau.spark.exactly_once import Mark, mark_from
+from moldau.spark.exactly_once import ExactlyOnceRefused, Mark, mark_from
 from moldau.spark.exactly_once_driver import NumberedBatch
 from moldau.spark.pipelines.batch_rules import is_next, offsets_by_topic
 
 PARTITION, OFFSET = "_partition", "_offset"
 _HIDDEN = ".moldau"
+_TOKEN_BYTES = 8
+_QUERY = b"moldau.query"
+# What Hive, Spark and their kind take for a null in a directory's name.
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class ParquetJournal:
     def __init__(self, directory: str, topic: str, query: str) -> None:
         self.root = Path(directory) / f"topic={topic}"
         self._query = quote(query, safe="")
+        self._own = re.compile(rf"\.{re.escape(self._query)}-[0-9a-f]{{{2 * _TOKEN_BYTES}}}-\d+\.partial")
         self._path = Path(directory) / _HIDDEN / f"{self._query}.json"
 
     def begin(self, batch: NumberedBatch) -> str | None:
@@ -63,8 +70,10 @@ class ParquetJournal:
         with self._locked():
             is_wanted = self._is_next(batch.mark)
             for left in self.root.glob(f"**/.{self._query}-*.partial"):
-                left.unlink(missing_ok=True)
-        return f".{self._query}-{secrets.token_hex(8)}" if is_wanted else None
+                # Not those of a query whose name only begins like this one's: its journal may name them already.
+                if self._own.fullmatch(left.name):
+                    left.unlink(missing_ok=True)
+        return f".{self._query}-{secrets.token_hex(_TOKEN_BYTES)}" if is_wanted else None
 
     def commit(self, batch: NumberedBatch, prefix: str, files: Sequence[WrittenFile]) -> bool:
         """Make the files visible, with the batch's mark. False when another driver has written the batch."""
@@ -74,6 +83,8 @@ class ParquetJournal:
             lost = [one.hidden for one in files if not (self.root / one.hidden).exists()]
             if lost:
                 raise FilesLost(f"batch {batch.batch_id}: {lost[0]} is gone, for another driver runs the query")
+            for one in files:
+                self._check_name(one)
             journal = {
                 "mark": batch.mark.to_metadata(),
                 "offsets": offsets_by_topic(batch.sources),
@@ -82,6 +93,18 @@ class ParquetJournal:
             _replace_durably(self._path, json.dumps(journal))
             self._finish(journal)
             return True
+
+    def _check_name(self, file: WrittenFile) -> None:
+        """A replay overwrites its own files, and nobody else's: two queries may have rows of the same offsets."""
+        path = self.root / file.final
+        if not path.is_file():
+            return
+        owner = (pq.read_schema(path).metadata or {}).get(_QUERY)
+        if owner is not None and owner.decode() != self._query:
+            raise ExactlyOnceRefused(
+                f"{path} is of query {unquote(owner.decode())}, and would be lost: two queries write "
+                "into one directory; give one of them another"
+            )
 
     def _is_next(self, mark: Mark) -> bool:
         try:
@@ -113,9 +136,10 @@ def write_files(
 ) -> list[WrittenFile]:
     """Rows that come in order of `by`, partition and offset, a file for each value of `by` and partition.
 
-    The text in the column `by` names a directory, and is not written into the file once more.
+    The text in the column `by` names a directory, and is not written into the file once more; a null has one, too.
     """
     written: list[WrittenFile] = []
+    owner = prefix[1:].rpartition("-")[0]
     writer: Any = None
     try:
         for batch in _by_partition(batches, by):
@@ -126,7 +150,8 @@ def write_files(
                 _close(root, writer, written)
                 hidden = f"{folder}/{prefix}-{attempt}.partial"
                 (Path(root) / hidden).parent.mkdir(parents=True, exist_ok=True)
-                writer = pq.ParquetWriter(Path(root) / hidden, batch.schema)
+                schema = batch.schema.with_metadata({**(batch.schema.metadata or {}), _QUERY: owner})
+                writer = pq.ParquetWriter(Path(root) / hidden, schema)
                 written.append(WrittenFile(hidden, folder, offsets[0].as_py(), offsets[-1].as_py()))
             writer.write_batch(batch)
             now = written[-1]
@@ -138,7 +163,10 @@ def write_files(
 
 def _folder(batch: Any, by: str | None) -> str:
     partition = f"partition={batch[PARTITION][0].as_py()}"
-    return partition if by is None else f"{by}={quote(str(batch[by][0].as_py()), safe='')}/{partition}"
+    if by is None:
+        return partition
+    value = batch[by][0].as_py()
+    return f"{by}={_NULL_FOLDER if value is None else quote(str(value), safe='')}/{partition}"
 
 
 def _by_partition(batches: Iterable[Any], by: str | None) -> Iterator[Any]:
@@ -149,10 +177,15 @@ def _by_partition(batches: Iterable[Any], by: str | None) -> Iterator[Any]:
             rest = batch.slice(start)
             same = pc.equal(rest[PARTITION], rest[PARTITION][0])
             if by is not None:
-                same = pc.and_(same, pc.equal(rest[by], rest[by][0]))
+                same = pc.and_(same, _equal(rest[by], rest[by][0]))
             count = pc.sum(same).as_py()
             yield rest.slice(0, count)
             start += count
+
+
+def _equal(values: Any, value: Any) -> Any:
+    """Where they are the same, as a null is to a null."""
+    return pc.fill_null(pc.equal(values, value), False) if value.is_valid else pc.is_null(values)
 
 
 def _close(root: str, writer: Any, written: Sequence[WrittenFile]) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from moldau.spark.pipelines import dead_letters, streams
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.formats import ROWS, Format, format_of
+from moldau.spark.pipelines.project import check_name
 from moldau.spark.pipelines.queries import Query, TopicSink
 from moldau.spark.pipelines.streams import METADATA, Stream
 from moldau.spark.pipelines.tables import DELETED, Table
@@ -48,14 +49,14 @@ class Pipeline:
         checkpoints: str | Path,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        if not name or any(character in name for character in "/\\ "):
-            raise PipelineError(f"a pipeline cannot be named {name!r}: it names directories and transactions")
+        check_name(name)
         self.spark = spark
         self.bootstrap = bootstrap
         self.name = name
         self._checkpoints = str(checkpoints)
         self._options = {"kafka.bootstrap.servers": bootstrap, **(options or {})}
         self._dead_letters: dict[str, Query] = {}
+        self._complaining: dict[str, tuple[Format, str]] = {}  # by topic: who says what is bad, and where that goes
         self._running: dict[str, StreamingQuery] = {}
         for key, value in STATE_IN_ROCKSDB.items():
             if spark.conf.get(key, None) in (None, _DEFAULTS.get(key)):
@@ -132,6 +133,11 @@ class Pipeline:
     def _send_dead_letters(self, topic: str, target: str, form: Format, records: DataFrame) -> None:
         """A query beside those that use the stream: whatever becomes of the rows, their query has one sink, and a
         record that cannot be read must not be sent once for each query that cannot."""
+        if self._complaining.setdefault(topic, (form, target)) != (form, target):
+            raise PipelineError(
+                f"{topic} is read twice with dead_letters, and not alike: what is bad is one question, so give "
+                "dead_letters to one of the two"
+            )
         complain = form.complainer()
 
         @F.udf(_COMPLAINT)
@@ -191,16 +197,14 @@ class Pipeline:
         fresh = [one for one in asked.values() if not self._is_active(one.name)]
         # All sinks first: what is wrong with one is said before any of them runs.
         opened = [(one, one.sink.open(self.bootstrap, f"{self.name}.{one.name}")) for one in fresh]
-        started = []
         for query, write in opened:
             writer = query.rows.writeStream.foreachBatch(write).queryName(f"{self.name}.{query.name}")
             writer = writer.outputMode(query.output_mode).option("checkpointLocation", self.checkpoint(query.name))
             if trigger:
                 writer = writer.trigger(**trigger)
             self._running[query.name] = writer.start()
-            started.append(self._running[query.name])
             _wait_initialized(self._running[query.name])
-        return started
+        return [self._running[name] for name in asked]
 
     def _is_active(self, name: str) -> bool:
         return name in self._running and self._running[name].isActive

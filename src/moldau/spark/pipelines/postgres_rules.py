@@ -15,9 +15,10 @@ Invariants
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,10 @@ _NESTED = ("array<", "struct<", "map<")
 # COPY's text format.
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 _NULL = "\\N"
+_DAY_US = 86_400_000_000
+_YEAR_1_US, _YEAR_10000_US = -719_162 * _DAY_US, 2_932_897 * _DAY_US
+# What PostgreSQL's dates can be: from 4714-11-24 BC to 5874897-12-31. Its timestamps end later than Spark's.
+_DAYS_MIN, _DAYS_MAX = -2_440_588, 2_145_042_540
 
 
 def sql_type(spark_type: str) -> str | None:
@@ -197,12 +202,44 @@ def _large(text: str) -> Any:
 
 
 def _texts(column: Any) -> Any:
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+    if pa.types.is_timestamp(column.type):
         # Arrow keeps instants: what is left without the zone is UTC.
-        naive = column.cast(pa.timestamp("us")).cast(pa.large_string())
-        return pc.binary_join_element_wise(naive, _large("+00"), _large(""))
+        zone = "" if column.type.tz is None else "+00"
+        naive = column.cast(pa.timestamp("us"))
+        texts = pc.binary_join_element_wise(naive.cast(pa.large_string()), _large(zone), _large(""))
+        return _with_far_times(texts, naive.cast(pa.int64()), lambda us: _far_time(*divmod(us, _DAY_US), zone))
+    if pa.types.is_date32(column.type):
+        days = column.cast(pa.int32()).cast(pa.int64())
+        texts = column.cast(pa.large_string())
+        return _with_far_times(texts, pc.multiply(days, _DAY_US), lambda us: _far_time(us // _DAY_US, None, ""))
     texts = column.cast(pa.large_string())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         for plain, escaped in _ESCAPES:
             texts = pc.replace_substring(texts, plain, escaped)
     return texts
+
+
+def _with_far_times(texts: Any, times: Any, text_of: Callable[[int], str]) -> Any:
+    """Times before the year 1 and behind 9999 as PostgreSQL reads them: a broken clock must not end the query."""
+    is_far = pc.fill_null(pc.or_(pc.less(times, _YEAR_1_US), pc.greater_equal(times, _YEAR_10000_US)), False)
+    if not pc.any(is_far).as_py():
+        return texts
+    return pc.replace_with_mask(
+        texts, is_far, pa.array(map(text_of, times.filter(is_far).to_pylist()), pa.large_string())
+    )
+
+
+def _far_time(day: int, day_us: int | None, zone: str) -> str:
+    """A day, counted from 1970, and the microseconds in it. The calendar repeats every 400 years."""
+    if day < _DAYS_MIN:
+        return "-infinity"
+    if day > _DAYS_MAX:
+        return "infinity"
+    cycles, rest = divmod(day - _YEAR_1_US // _DAY_US, 146_097)
+    near = dt.date.fromordinal(rest + 1)
+    year = near.year + 400 * cycles
+    text = f"{year if year > 0 else 1 - year:04d}-{near:%m-%d}"
+    if day_us is not None:
+        time = dt.datetime.min + dt.timedelta(microseconds=day_us)
+        text += f" {time:%H:%M:%S.%f}{zone}"
+    return text if year > 0 else text + " BC"

@@ -11,6 +11,8 @@ with the file, the line and the cause. Nothing here needs Spark; `loading` runs 
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,9 @@ from moldau.spark.pipelines.errors import PipelineError
 FILE = "pipeline.toml"
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 _KEYS = ("name", "bootstrap", "files", "checkpoints", "master", "every", "spark", "options")
+_MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|yarn|[a-z][a-z0-9+.-]*://.+")
+_TIME = re.compile(r"(\d+ *(millisecond|second|minute|hour|day)s? *)+")
+_NAME_NEVER = re.compile(r"[/\\\s]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,6 @@ class Project:
     every: str | None = None  # how often a batch; None: as soon as there is something
     spark: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def status_file(self) -> Path:
-        return self.directory / ".moldau" / "running.json"
 
 
 def read_project(directory: str | Path) -> Project:
@@ -77,6 +78,12 @@ def read_project(directory: str | Path) -> Project:
             )
         return {name: _setting(one) for name, one in value.items()}
 
+    def checked(key: str, rule: re.Pattern[str], wanted: str) -> str | None:
+        value = text_of(key)
+        if value is not None and not rule.fullmatch(value):
+            raise PipelineError(f"{path}:{_line_of(text, key)}: {key} {value!r} is none: {wanted}")
+        return value
+
     files = found.get("files", [])
     if not isinstance(files, list) or not files or not all(isinstance(one, str) for one in files):
         raise PipelineError(f'{path}:{_line_of(text, "files")}: files must name Python files, as ["orders.py"]')
@@ -84,17 +91,37 @@ def read_project(directory: str | Path) -> Project:
         if not (folder / one).is_file():
             raise PipelineError(f"{path}:{_line_of(text, 'files')}: there is no file {folder / one}")
     name = text_of("name", folder.resolve().name) or ""
+    if _NAME_NEVER.search(name):
+        raise PipelineError(f"{path}:{_line_of(text, 'name')}: {_name_error(name)}")
     return Project(
         folder,
         name,
         tuple(folder / one for one in files),
         text_of("bootstrap", DEFAULT_BOOTSTRAP) or "",
         text_of("checkpoints") or str((folder / ".moldau" / "checkpoints").resolve()),
-        text_of("master"),
-        text_of("every"),
+        checked("master", _MASTER, MASTERS),
+        checked("every", _TIME, "write a time, such as 10 seconds"),
         pairs_of("spark"),
         pairs_of("options"),
     )
+
+
+MASTERS = "write local[*], local[4], spark://host:7077, k8s://... or yarn"
+
+
+def is_master(text: str) -> bool:
+    """Whether Spark may know where that is."""
+    return _MASTER.fullmatch(text) is not None
+
+
+def check_name(name: str) -> None:
+    """PipelineError when it cannot be a pipeline's."""
+    if not name or _NAME_NEVER.search(name):
+        raise PipelineError(_name_error(name))
+
+
+def _name_error(name: str) -> str:
+    return f"a pipeline cannot be named {name!r}: it names directories and transactions"
 
 
 def _setting(value: object) -> str:
@@ -104,13 +131,13 @@ def _setting(value: object) -> str:
 def _line_of(text: str, key: str) -> int:
     """Where a key stands, for people; the first line when it is written in a way of its own."""
     for number, line in enumerate(text.splitlines(), 1):
-        if line.strip().lstrip("[").startswith((key, f'"{key}"')):
+        if re.match(rf'\s*\[?"?{re.escape(key)}\b', line):
             return number
     return 1
 
 
 TEMPLATE = """\
-name = "{name}"
+name = {name}
 bootstrap = "127.0.0.1:9092"
 files = ["orders.py"]
 # Where Spark runs; a cluster's URL here, or with --master.
@@ -141,7 +168,8 @@ def queries(pipeline: Pipeline):
 
 def write_project(directory: Path) -> list[Path]:
     """A pipeline to begin with."""
-    written = {FILE: TEMPLATE.format(name=directory.resolve().name), "orders.py": EXAMPLE, ".gitignore": ".moldau/\n"}
+    name = _NAME_NEVER.sub("-", directory.resolve().name)
+    written = {FILE: TEMPLATE.format(name=json.dumps(name)), "orders.py": EXAMPLE, ".gitignore": ".moldau/\n"}
     there = [name for name in written if (directory / name).exists()]
     if there:
         raise PipelineError(f"{directory / there[0]} is there already: choose another folder")

@@ -89,11 +89,19 @@ class RedshiftWriter:
     def begin(self, batch: NumberedBatch) -> Place | None:
         with self._connect() as connection:
             stored, before = self._stored(connection)
+        prefix = f"{directory_of(self._query)}/batch-{batch.batch_id:020d}_"
         if not self._is_next(stored, batch.mark):
+            self._remove_left(prefix)
             return None
-        ranges = range_name(before, offsets_by_topic(batch.sources))
-        directory = f"{directory_of(self._query)}/batch-{batch.batch_id:020d}_{ranges}"
-        return Place.fresh(directory)
+        return Place.fresh(prefix + range_name(before, offsets_by_topic(batch.sources)))
+
+    def _remove_left(self, prefix: str) -> None:
+        """What a driver has left that was killed behind its commit. The ledger no longer knows the directory's name."""
+        filesystem = self.storage.open()
+        selector = pafs.FileSelector(prefix.rpartition("/")[0], allow_not_found=True)
+        for info in filesystem.get_file_info(selector):
+            if info.path.startswith(prefix):
+                filesystem.delete_dir_contents(info.path, missing_dir_ok=True)
 
     def commit(self, batch: NumberedBatch, place: Place, files: Sequence[StagedFile]) -> bool:
         filesystem = self.storage.open()

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -24,6 +22,7 @@ from moldau.spark.pipelines.loading import load_queries
 from moldau.spark.pipelines.pipeline import Pipeline
 from moldau.spark.pipelines.project import Project
 from moldau.spark.pipelines.queries import Query
+from moldau.spark.pipelines.running import Running
 from moldau.spark.pipelines.status import QueryStatus, Run, after_failure, status_of
 
 LOOK_SECONDS = 0.5
@@ -38,6 +37,7 @@ class ProjectRun:
     def __init__(self, spark: SparkSession, project: Project, clock: Callable[[], float] = time.monotonic) -> None:
         self.project = project
         self._clock = clock
+        self._told = Running(project.directory, project.name)
         self._pipeline = Pipeline(
             spark, project.bootstrap, name=project.name, checkpoints=project.checkpoints, options=project.options
         )
@@ -48,6 +48,7 @@ class ProjectRun:
         self._ended: dict[str, tuple[str, str]] = {}  # name -> state and why
 
     def start(self) -> None:
+        self._told.begin()
         for query in self._queries.values():
             self._begin(query)
         self.write_status()
@@ -79,17 +80,11 @@ class ProjectRun:
             while query.isActive and query.status["isTriggerActive"] and _reads(query) and self._clock() < deadline:
                 time.sleep(LOOK_SECONDS / 10)
             query.stop()
-        with suppress(OSError):
-            self.project.status_file.unlink()
+        self._told.end()
 
     def write_status(self) -> None:
         """For `moldau pipeline list|describe|stop`, which are other processes."""
-        path = self.project.status_file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        told = {"pid": os.getpid(), "name": self.project.name, "queries": [asdict(one) for one in self.statuses()]}
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(told), encoding="utf-8")
-        fresh.replace(path)
+        self._told.tell([asdict(one) for one in self.statuses()])
 
     def _begin(self, query: Query) -> None:
         failures = self._runs[query.name].failures if query.name in self._runs else 0
