@@ -471,3 +471,14 @@ def a_coordinator_that_comes_back_goes_on_where_it_was(patch: pytest.MonkeyPatch
             patch.setattr(Coordinator, "_unload", unload)
 
     patch.setattr(Coordinator, "follow_metadata", keep)
+
+
+@plant
+def markers_of_a_coordinator_that_was_replaced_are_written(patch: pytest.MonkeyPatch) -> None:
+    """The producer's next transaction may have begun since, with the same epoch in the first generation."""
+    check_marker = ProducerStates.check_marker
+
+    def check_producer_only(self: Any, producer_id: int, epoch: int, coordinator_epoch: int, version: int) -> None:
+        check_marker(self, producer_id, epoch, 1 << 30, version)
+
+    patch.setattr(ProducerStates, "check_marker", check_producer_only)

@@ -2,6 +2,7 @@
 
 - High watermarks never fall while a node lives, and are never beyond its log.
 - Below them all replicas have the same bytes, for ever: what one of them showed is committed.
+- The coordinators of a producer's markers follow one another: none comes back once a later one has written.
 - An epoch has one leader, and whoever begins to lead has all that is committed.
 - Whoever is in sync or eligible, and whoever its leader waits for, has all that is committed, from the first record on:
   nothing outlives its retention here.
