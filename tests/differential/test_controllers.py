@@ -130,28 +130,32 @@ def test_voters_that_cannot_be_removed(controllers: Pair, version: int) -> None:
 
 @pytest.mark.parametrize("version", versions_of(82))
 def test_voters_that_cannot_be_updated(controllers: Pair, version: int) -> None:
-    kinds = UpdateRaftVoterRequest
-    here = [kinds.Listener("CONTROLLER", "127.0.0.1", 1)]
-    fine = kinds.KRaftVersionFeature(0, 1)
+    here = [UpdateRaftVoterRequest.Listener("CONTROLLER", "127.0.0.1", 1)]
+    fine = UpdateRaftVoterRequest.KRaftVersionFeature(0, 1)
     for cluster_id, epoch, node_id, directory_id, listeners, feature, say in (
         ("another", 1, 9, DIRECTORY, here, fine, "another cluster"),
         (None, 0, 9, DIRECTORY, here, fine, "an old epoch"),
         (None, 1 << 20, 9, DIRECTORY, here, fine, "a future epoch"),
     ):
-        request = kinds(cluster_id, epoch, node_id, directory_id, listeners, feature)
+        request = UpdateRaftVoterRequest(cluster_id, epoch, node_id, directory_id, listeners, feature)
         controllers.ask(request, version, masks=("current_leader",), say=say)
     quorum = DescribeQuorumRequest(topics=[DescribeQuorumRequest.TopicData(METADATA_TOPIC, [_ONLY_PARTITION])])
     epochs = {side: side.ask(quorum, 2).topics[0].partitions[0].leader_epoch for side in controllers.sides}
     for directory_id, listeners, feature, say in (
         (bytes(16), here, fine, "no directory"),
         (DIRECTORY, [], fine, "no listeners"),
-        (DIRECTORY, [kinds.Listener("PLAINTEXT", "127.0.0.1", 1)], fine, "not the controllers' listener"),
-        (DIRECTORY, here, kinds.KRaftVersionFeature(1, 0), "versions the wrong way round"),
+        (
+            DIRECTORY,
+            [UpdateRaftVoterRequest.Listener("PLAINTEXT", "127.0.0.1", 1)],
+            fine,
+            "not the controllers' listener",
+        ),
+        (DIRECTORY, here, UpdateRaftVoterRequest.KRaftVersionFeature(1, 0), "versions the wrong way round"),
         (DIRECTORY, here, fine, "no voter"),
     ):
 
         def asked(side: Side, directory: Any = directory_id, listeners: Any = listeners, feature: Any = feature) -> Any:
-            return kinds(None, epochs[side], 9, directory, listeners, feature)
+            return UpdateRaftVoterRequest(None, epochs[side], 9, directory, listeners, feature)
 
         controllers.ask(asked, version, masks=("current_leader",), say=say)
 
