@@ -343,6 +343,8 @@ def idle(run: Run) -> None:
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
+    # First, before there are processes and connections of other queries that end meanwhile.
+    "idle": idle,
     "read-100": read_100,
     "read-1k": read_1k,
     "json": group,
@@ -350,7 +352,6 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "drain": drain,
     "exactly-once": exactly_once,
     "latency": latency,
-    "idle": idle,
     "sinks": pipeline_rows.sinks,
     "windows": pipeline_rows.windows,
 }

@@ -138,10 +138,7 @@ class _Broker:
     async def _send_all(self) -> None:
         try:
             while self._waiting:
-                under_way, self._waiting = (
-                    self._waiting[:MARKERS_PER_REQUEST_MAX],
-                    self._waiting[MARKERS_PER_REQUEST_MAX:],
-                )
+                under_way = self._take()
                 codes: dict[tuple[TopicPartition, int], ErrorCode] = {}
                 reason = "the answer does not name the partition"
                 try:
