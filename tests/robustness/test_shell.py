@@ -134,17 +134,23 @@ def test_a_partition_whose_log_could_not_be_made_is_tried_again(monkeypatch: pyt
 
 
 def stall(broker: BrokerProcess, work: Any, seconds: float) -> float:
-    """The longest time that an ApiVersions takes while something else is going on."""
+    """The most CPU seconds that the broker's loop takes before it answers an ApiVersions while something else is
+    going on. What others take of the machine meanwhile does not count."""
     other = Wire(broker.bootstrap)
     other.ask(ApiVersionsRequest(), 0)
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     longest, until = 0.0, time.monotonic() + seconds
     while time.monotonic() < until and thread.is_alive():
-        began = time.monotonic()
+        began = loop_seconds(broker)
         other.ask(ApiVersionsRequest(), 0)
-        longest = max(longest, time.monotonic() - began)
+        longest = max(longest, loop_seconds(broker) - began)
     return longest
+
+
+def loop_seconds(broker: BrokerProcess) -> float:
+    """What the process's main thread has computed."""
+    return int(Path(f"/proc/{broker.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def test_metrics_do_not_stall_the_loop() -> None:

@@ -209,7 +209,8 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: `pip install 'moldau[spark]'` brings it") from error
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    # What becomes of the JVM is told in one line, below.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     settings: dict[str, str] = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     for project in projects:
         settings |= project.spark
