@@ -61,10 +61,8 @@ class RigNode(Node):
         self.image = self.rig.register(self)
 
     def _serve(self, was_clean: bool) -> None:
-        for listener in self.listeners:
-            listener.start()
-        self._checkpoint_at_ms = self._expired_at_ms = self.clock.monotonic_ms()
-        self._keep_house()
+        self.listeners.start()
+        self.housekeeping.begin()
 
     async def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
         return await self.rig.alter_partition(request)
@@ -164,7 +162,7 @@ class Rig:
         if node.node_id in self.image.brokers and not self.image.brokers[node.node_id].fenced:
             self.fence(node.node_id)
         endpoints = [
-            RegisterBrokerRecord.BrokerEndpoint(*each) for each in node._registered_endpoints(is_controller=False)
+            RegisterBrokerRecord.BrokerEndpoint(*each) for each in node.listeners.registered(is_controller=False)
         ]
         record = RegisterBrokerRecord(
             broker_id=node.node_id,
@@ -190,15 +188,13 @@ class Rig:
         connection = self._connections.pop(node_id, None)
         if connection is not None:
             connection.close()
-        node._housekeeper.cancel()
-        for listener in node.listeners:
-            listener.stop_accepting()
-            listener.close()
+        node.housekeeping.end()
+        node.listeners.stop_accepting()
+        node.listeners.close()
         await node.replication.stop()
         for partition in node.replicas:
             partition.follow(PartitionImage((), (), NOBODY, 1 << 30, 0, ()))
-        for directory in node._locked:
-            directory.unlock()
+        node.directories.unlock()
 
     # -- the controller ------------------------------------------------------------------------------------------------
 
@@ -314,7 +310,7 @@ class Rig:
     async def connection(self, node_id: int) -> Connection:
         connection = self._connections.get(node_id)
         if connection is None or connection.closed:
-            host, _, port = self.node(node_id).bootstrap.rpartition(":")
+            host, _, port = self.node(node_id).listeners.bootstrap.rpartition(":")
             connection = self._connections[node_id] = await Connection.connect(host, int(port))
         return connection
 

@@ -56,7 +56,10 @@ def test_a_compacted_topic_shrinks_while_it_is_read_and_a_sigkill_changes_nothin
         asyncio.run(make(broker.bootstrap, "t"))
         asyncio.run(fill(broker.bootstrap, 200))
         asyncio.run(until_clean(broker.bootstrap, b"199"))
-        (cleaned_to,) = parse_offsets((tmp_path / "cleaner-offset-checkpoint").read_bytes()).values()
+        # Written once the cleaned segments are in their place, where readers find them at once.
+        checkpoint = tmp_path / "cleaner-offset-checkpoint"
+        until(checkpoint.exists)
+        (cleaned_to,) = parse_offsets(checkpoint.read_bytes()).values()
         assert cleaned_to > 100 * KEYS
         broker.kill()
         broker.start()

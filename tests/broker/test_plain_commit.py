@@ -40,7 +40,7 @@ def topic_id(broker: Broker) -> bytes:
 
 def plain_count(broker: Broker) -> int:
     assert broker.node is not None
-    return broker.node.dispatchers[0].plain_commit_count
+    return broker.node.listeners.dispatchers[0].plain_commit_count
 
 
 def one(name: str, *values: Any) -> st.SearchStrategy[tuple[str, Any]]:
@@ -136,7 +136,7 @@ def join_alone(wire: Wire, group: str) -> str:
 def test_a_plain_commit_takes_the_plain_way_and_is_counted_as_a_request(broker: Broker, version: int) -> None:
     wire = Wire(broker.bootstrap)
     assert broker.node is not None
-    dispatcher = broker.node.dispatchers[0]
+    dispatcher = broker.node.listeners.dispatchers[0]
     commit(wire, "counted", 1)
     plain, asked = plain_count(broker), dispatcher.request_counts[8]
     topic = Topic("t" if version < 10 else "", topic_id(broker), [Partition(0, 4)])

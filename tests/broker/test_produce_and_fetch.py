@@ -233,9 +233,9 @@ def test_the_fast_path_is_taken_for_a_plain_request(broker: Broker, monkeypatch:
     wire = Wire(broker.bootstrap)
     create(wire, "plain")
     assert broker.node is not None
-    before = broker.node.dispatchers[0].fast_produce_count
+    before = broker.node.listeners.dispatchers[0].fast_produce_count
     wire.ask(produce("plain", batch_of(b"x" * 300)), single_batch.FAST_PRODUCE_VERSION_MIN)
-    assert broker.node.dispatchers[0].fast_produce_count == before + 1
+    assert broker.node.listeners.dispatchers[0].fast_produce_count == before + 1
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

@@ -99,7 +99,7 @@ def test_a_single_batch_that_waits_for_followers_answers_what_the_handler_answer
         topic_id = rig.image.topics[topic].id
         assert (await rig.produce(0, topic, b"first")).error_code == 0
         rig.cut(1, 2)
-        host, _, port = rig.node(0).bootstrap.rpartition(":")
+        host, _, port = rig.node(0).listeners.bootstrap.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         for number in (7, 8):
             data = ProduceRequest.PartitionProduceData(0, build_batch([Record(0, 1, b"k", b"v")]))
@@ -125,7 +125,7 @@ def test_a_single_batch_that_waits_for_followers_answers_what_the_handler_answer
 
     async def main() -> None:
         async with Rig(tmp_path) as rig:
-            counted = rig.node(0).dispatchers[0]
+            counted = rig.node(0).listeners.dispatchers[0]
             fast = await answers(rig, "topic-a")
             assert counted.fast_produce_count == 3, "both, and the first one"
             monkeypatch.setattr("moldau.broker.dispatch.FAST_PRODUCE_VERSION_MIN", 99)

@@ -113,7 +113,7 @@ def test_checkpoints_are_written_one_at_a_time_also_when_a_client_leaves(monkeyp
         leaving.close()
         wait_until(lambda: len(broker.node.listeners[0].connections) == 1, 3)  # type: ignore[union-attr]
         thread, _ = ask_in_thread(wire, trim("t", 2), 1)
-        assert wait_until(lambda: broker.node.dispatchers[0].request_counts[DELETE_RECORDS] == 2)  # type: ignore[union-attr]
+        assert wait_until(lambda: broker.node.listeners.dispatchers[0].request_counts[DELETE_RECORDS] == 2)  # type: ignore[union-attr]
         hold.set()
         thread.join(5)
         assert most[0] == 1, "two threads wrote checkpoints at once"

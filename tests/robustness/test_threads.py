@@ -68,7 +68,7 @@ def test_slow_work_in_threads_does_not_hold_up_commits(monkeypatch: pytest.Monke
             ask_in_thread(Wire(broker.bootstrap), move(name, home_of(paths, f"{name}-0")[1]), 1)
         assert gate.reached.wait(5)
         assert broker.node is not None
-        dispatcher = broker.node.dispatchers[0]
+        dispatcher = broker.node.listeners.dispatchers[0]
         assert wait_until(lambda: dispatcher.request_counts[ALTER_REPLICA_LOG_DIRS] == len(names))
         _, created = ask_in_thread(wire, create_topics("new"), 5)
         answered = wait_until(lambda: bool(created), 3)

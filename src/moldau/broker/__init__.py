@@ -3,7 +3,8 @@
 `run` starts a broker in this process and serves until it is told to stop; `Node` is the same without the process.
 """
 
-from moldau.broker.node import Node, StartError
+from moldau.broker.errors import StartError
+from moldau.broker.node import Node
 from moldau.broker.run import run_broker
 from moldau.broker.settings import ConfigError, Settings, load_settings
 

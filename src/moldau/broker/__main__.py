@@ -13,7 +13,8 @@ import shutil
 import sys
 from typing import Any
 
-from moldau.broker.node import Node, StartError
+from moldau.broker.errors import StartError
+from moldau.broker.node import Node
 from moldau.broker.run import run_broker
 from moldau.broker.settings import ConfigError, load_settings
 from moldau.kernel import KafkaError
@@ -42,13 +43,13 @@ def main(argument: str) -> int:
 
 def _announce(node: Node, *, greet: bool) -> None:
     http = "" if node.http is None else f" http=127.0.0.1:{node.http.port}"
-    print(f"ready bootstrap={node.bootstrap} node={node.node_id} cluster={node.cluster_id}{http}", flush=True)
+    print(f"ready bootstrap={node.listeners.bootstrap} node={node.node_id} cluster={node.cluster_id}{http}", flush=True)
     if greet:
         command = _command()
         print(
             "\nTry it in another terminal:\n"
-            f"  echo hello | {command} produce greetings -b {node.bootstrap}\n"
-            f"  {command} consume greetings -b {node.bootstrap}\n"
+            f"  echo hello | {command} produce greetings -b {node.listeners.bootstrap}\n"
+            f"  {command} consume greetings -b {node.listeners.bootstrap}\n"
             "or point any Kafka client at this address. Ctrl-C stops the broker.\n",
             file=sys.stderr,
             flush=True,

@@ -155,7 +155,7 @@ class Dispatcher:
         """What becomes of a produce request whose batch was accepted, and then not committed in time."""
         self.node.metrics.failed_produce_requests += 1
         if version >= LEADER_HINTS_VERSION_MIN:
-            self.node.add_leader_endpoints(response, Context(self.node, connection, self, version, None))
+            self.node.listeners.add_leader_endpoints(response, Context(self.node, connection, self, version, None))
         parts = encode_answer(response, version, correlation_id, flexible=True)
         assert parts is not None
         return parts

@@ -7,7 +7,7 @@ asked support question of the field answers itself. Port 0 is advertised as the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moldau.broker.settings import ConfigError, Settings
@@ -15,6 +15,8 @@ from moldau.broker.settings import ConfigError, Settings
 PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = range(4)
 PROTOCOLS = {"PLAINTEXT": PLAINTEXT, "SSL": SSL, "SASL_PLAINTEXT": SASL_PLAINTEXT, "SASL_SSL": SASL_SSL}
 WILDCARDS = ("", "0.0.0.0", "::")
+# Where the quorum's own listener would be if none is configured; only written into the log, never opened.
+DEFAULT_CONTROLLER_ENDPOINT = ("CONTROLLER", "localhost", 9093)
 _ENDPOINT = re.compile(r"([A-Za-z0-9_-]+)://(?:\[([^\]]*)\]|([^:\[\]]*)):(-?[0-9]+)")
 
 
@@ -84,6 +86,14 @@ def read_listeners(settings: Settings) -> list[ListenerSpec]:
         if spec.security_protocol != PLAINTEXT:
             raise ConfigError(f"listener {spec.name}: only PLAINTEXT is served; TLS and SASL are not built yet")
     return specs
+
+
+def controller_endpoint(specs: Sequence[ListenerSpec]) -> tuple[str, str, int]:
+    """The address under which the quorum's only voter is recorded."""
+    for spec in specs:
+        if spec.is_controller:
+            return spec.name, spec.host or "localhost", spec.port or DEFAULT_CONTROLLER_ENDPOINT[2]
+    return DEFAULT_CONTROLLER_ENDPOINT
 
 
 def _protocol_map(entries: Iterable[str]) -> dict[str, str]:

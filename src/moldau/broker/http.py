@@ -230,7 +230,7 @@ class _Collector:
         node = self._node
         connections = sum(len(listener.connections) for listener in node.listeners)
         yield gauge("kafka_server_socket_server_metrics_connection_count", "Open connections.", value=connections)
-        idle = 1.0 - node.busy_fraction()
+        idle = 1.0 - node.housekeeping.busy_fraction
         yield gauge(
             "kafka_network_socketserver_networkprocessoravgidle_percent", "Idle share of the event loop.", value=idle
         )
@@ -241,7 +241,7 @@ class _Collector:
         )
         requests = counter("moldau_requests", "Requests by API key.", labels=["api_key"])
         totals: dict[int, int] = {}
-        for dispatcher in node.dispatchers:
+        for dispatcher in node.listeners.dispatchers:
             for key, count in dispatcher.request_counts.items():
                 totals[key] = totals.get(key, 0) + count
         for key, count in sorted(totals.items()):

@@ -61,7 +61,7 @@ def _directories(node: Node, gauge: Any) -> Iterator[Any]:
         label = [directory.path]
         states.add_metric(label, 0)
         full.add_metric(label, directory.path in replicas.disk_faults.full)
-        total_bytes, free_bytes = node.disk_space(directory.path)
+        total_bytes, free_bytes = node.directories.space(directory.path)
         free.add_metric(label, free_bytes)
         total.add_metric(label, total_bytes)
         lasts.add_metric(label, replicas.disk_faults.seconds_until_full(directory, node.clock.monotonic_ms()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from moldau.broker.errors import StartError
 from moldau.cluster import SUPPORTED_FEATURES, Endpoint
 from moldau.kernel import ErrorCode, KafkaError
 
@@ -71,7 +72,6 @@ class Membership:
 
     async def register(self, endpoints: list[Endpoint], previous_epoch: int) -> None:
         """Until the controller has taken us in and we have read it in the log. StartError when it never will."""
-        from moldau.broker.node import StartError
         from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 
         node = self._node

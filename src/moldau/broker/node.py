@@ -12,8 +12,6 @@ Handlers see the node as their world: `image`, `replicas`, `controller`, `settin
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,19 +21,22 @@ from moldau.broker.cleaner import Cleaner, RunCleaning, clean_in_thread
 from moldau.broker.connection import Connection
 from moldau.broker.controller import Controller
 from moldau.broker.controller_channel import ControllerChannel
-from moldau.broker.dispatch import Context, Dispatcher
-from moldau.broker.endpoints import WILDCARDS, ListenerSpec, read_listeners
+from moldau.broker.endpoints import ListenerSpec, read_listeners
+from moldau.broker.errors import StartError
 from moldau.broker.fetch_sessions import FetchSessions
-from moldau.broker.formatting import format_directories, random_uuid
+from moldau.broker.formatting import random_uuid
+from moldau.broker.housekeeping import Housekeeping
 from moldau.broker.http import HttpListener
-from moldau.broker.listener import BACKLOG, REQUEST_BYTES_HELD_MAX, Listen, Listener, ListenerConfig, listen_on_host
+from moldau.broker.listener import Listen, listen_on_host
 from moldau.broker.membership import Membership
 from moldau.broker.metrics import Metrics
+from moldau.broker.node_directories import NodeDirectories
+from moldau.broker.node_listeners import NodeListeners
 from moldau.broker.peers import Connect, Peers, connect_to_peer
 from moldau.broker.producer_ids import ProducerIds
 from moldau.broker.quorum_network import Addresses, QuorumNetwork
-from moldau.broker.quorum_setup import QuorumSettings, cluster_id_of, make_quorum, read_quorum_settings
-from moldau.broker.replicas import Replicas, directory_id_of
+from moldau.broker.quorum_setup import QuorumSettings, make_quorum, read_quorum_settings
+from moldau.broker.replicas import Replicas
 from moldau.broker.replication import Replication
 from moldau.broker.retention import Retention
 from moldau.broker.settings import Settings
@@ -49,9 +50,7 @@ from moldau.cluster import (
     SUPPORTED_FEATURES,
     TRANSACTIONS_TOPIC,
     UNFENCE,
-    BrokerRegistration,
     ConfigKind,
-    Endpoint,
     MetadataDelta,
     MetadataImage,
     MetadataLog,
@@ -66,10 +65,10 @@ from moldau.cluster import (
     register_broker,
     register_controller,
 )
-from moldau.consensus import ReplicaKey, VoterEndpoint
-from moldau.kernel import Clock, Dice, Disk, KafkaError, uuid_text
+from moldau.consensus import ReplicaKey
+from moldau.kernel import Clock, Dice, Disk, KafkaError
 from moldau.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
-from moldau.storage import LogDirectory, LogDirectoryError
+from moldau.storage import LogDirectory
 
 if TYPE_CHECKING:
     from moldau.broker.groups import Groups
@@ -78,14 +77,7 @@ if TYPE_CHECKING:
 
 # A request in flight when the node is asked to stop gets this long to be answered.
 STOP_GRACE_MS = 10_000
-HOUSEKEEPING_MS = 1_000
 SNAPSHOT_KEY = "metadata.log.max.record.bytes.between.snapshots"
-# Where the quorum's own listener would be if none is configured; only written into the log, never opened.
-DEFAULT_CONTROLLER_ENDPOINT = ("CONTROLLER", "localhost", 9093)
-
-
-class StartError(Exception):
-    """The node cannot start; one clear line for the person who started it."""
 
 
 class Node:
@@ -114,15 +106,14 @@ class Node:
         self._disk = disk
         self._dice = dice
         self._wanted_cluster_id = cluster_id
-        self._listen = listen
+        self.listeners = NodeListeners(self, listen)
         self._run_cleaning = run_cleaning
         self.metrics = Metrics()
         self.fetch_sessions = FetchSessions(dice, clock, settings.integer("max.incremental.fetch.session.cache.slots"))
         self.is_stopping = False
         self.failed: asyncio.Future[BaseException] = loop.create_future()
-        self.listeners: list[Listener] = []
-        self._locked: list[LogDirectory] = []
-        self.dispatchers: list[Dispatcher] = []
+        self.directories = NodeDirectories(disk, settings, say)
+        self.housekeeping = Housekeeping(self)
         self.image = MetadataImage()
         self.topic_decider = TopicDecider(
             dice, self._topic_defaults, self.choose_directory, self._describe_topic_configs
@@ -130,13 +121,6 @@ class Node:
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self.cluster_id: str = ""
-        self._specs: list[ListenerSpec] = []
-        self._housekeeper: Any = None
-        self._checkpoint_at_ms = 0
-        self._expired_at_ms = 0
-        self._checkpointing: asyncio.Task[None] | None = None
-        self._busy = 0.0
-        self._load_since = (_cpu_ms(), clock.monotonic_ms())
         self.http: HttpListener | None = None
         self.incarnation_id = random_uuid(dice)
         self.directory_ids: list[bytes] = []
@@ -151,19 +135,24 @@ class Node:
         self.active = ActiveController(self)
         self.channel = ControllerChannel(self)
         self.membership = Membership(self)
-        # Directories of log.dirs that failed before they could say who they are.
-        self._unusable: list[LogDirectory] = []
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Everything up to serving; StartError, ConfigError or LogDirectoryError say in one line what is in the way."""
         started_ms = self.clock.monotonic_ms()
-        self._specs = read_listeners(self.settings)
+        specs = read_listeners(self.settings)
         try:
-            directories = self._open_directories()
-            self._start_controller(directories)
-            self._open_listeners()
+            self.cluster_id = self.directories.take(
+                specs,
+                self.quorum_settings,
+                wanted_cluster_id=self._wanted_cluster_id,
+                dice=self._dice,
+                now_ms=self.clock.now_ms(),
+            )
+            self._open_rooms()
+            self._start_controller()
+            self._open_listeners(specs)
             if not self.controller.is_active:
                 self._joining.append(self.loop.create_task(self._join(started_ms)))
                 return
@@ -172,10 +161,8 @@ class Node:
             self._keep_voters_true()
         except BaseException:
             # The process may live on, as a test's does, and try again once what was in the way is gone.
-            for listener in self.listeners:
-                listener.stop_accepting()
-            for directory in self._locked:
-                directory.unlock()
+            self.listeners.stop_accepting()
+            self.directories.unlock()
             raise
         self._say_started(started_ms)
 
@@ -202,15 +189,13 @@ class Node:
     async def _join(self, started_ms: int) -> None:
         """What takes the others: a leader, its consent, and what it has written."""
         try:
-            for listener, spec in zip(self.listeners, self._specs, strict=True):
-                if spec.is_controller:
-                    listener.start()
+            self.listeners.start_for_controllers()
             if self.quorum_settings.is_controller:
-                endpoints = self._registered_endpoints(is_controller=True)
+                endpoints = self.listeners.registered(is_controller=True)
                 self._joining.append(self.loop.create_task(self.membership.register_controller(endpoints)))
                 self._keep_voters_true()
             if self.quorum_settings.is_broker:
-                endpoints = self._registered_endpoints(is_controller=False)
+                endpoints = self.listeners.registered(is_controller=False)
                 await self.membership.register(endpoints, self._previous_epoch())
                 self._load()
                 self._start_serving()
@@ -218,7 +203,7 @@ class Node:
                 await self.membership.wait_unfenced()
             else:
                 self._was_clean = True
-                self._keep_house()
+                self.housekeeping.begin()
             self._say_started(started_ms)
         except Exception as error:
             # Whoever waits for the node is told; there is nobody else to tell.
@@ -226,7 +211,7 @@ class Node:
                 self.ready.set_exception(error)
 
     def _keep_voters_true(self) -> None:
-        upkeep = VoterUpkeep(self, self._own_voter_endpoints())
+        upkeep = VoterUpkeep(self, self.listeners.voter_endpoints())
         self._joining.append(self.loop.create_task(upkeep.run()))
 
     def _previous_epoch(self) -> int:
@@ -235,76 +220,11 @@ class Node:
         epoch = epochs.pop() if len(epochs) == 1 else None
         return -1 if epoch is None else epoch
 
-    def _open_directories(self) -> list[LogDirectory]:
-        """Lock, check and format all of them; those of `log.dirs` that work are given back."""
-        reserve_bytes = self.settings.integer("moldau.log.dir.reserve.bytes")
-        directories = [LogDirectory(self._disk, path, reserve_bytes) for path in self.settings.all_directories]
-        for directory in directories:
-            if self._lock(directory):
-                self._locked.append(directory)
-        self._check_identity(self._locked)
-        for directory in self._locked:
-            self._fill_reserve(directory)
-        return [directory for directory in self._locked if directory.path in self.settings.log_directories]
-
-    def _lock(self, directory: LogDirectory) -> bool:
-        """Whether the directory works. One that does not costs its partitions, unless nothing goes without it."""
-        try:
-            directory.lock()
-        except LogDirectoryError as error:
-            is_only = len(self.settings.log_directories) == 1
-            if is_only or directory.path == self.settings.metadata_directory or error.__cause__ is None:
-                raise
-            self._unusable.append(directory)
-            self.say(f"log_directory_offline path={directory.path} reason={str(error)!r}")
-            return False
-        return True
-
-    def _fill_reserve(self, directory: LogDirectory) -> None:
-        try:
-            directory.reserve.fill()
-        except OSError as error:
-            # The first look at the space decides whether anything is written beside what has to be.
-            directory.reserve.is_spent = True
-            self.say(f"reserve_not_kept path={directory.path} reason={str(error)!r}")
-
-    def _check_identity(self, directories: list[LogDirectory]) -> None:
-        """Format what is empty; refuse what is another's."""
-        metas = [meta for directory in directories if (meta := directory.read_meta_properties()) is not None]
-        known = next((meta.cluster_id for meta in metas if meta.cluster_id), None)
-        agreed = cluster_id_of(self.quorum_settings.voters)
-        quorum = self.quorum_settings
-        is_newcomer = agreed is None and not quorum.is_alone and self.node_id not in quorum.voters
-        if is_newcomer and not (self._wanted_cluster_id or known):
-            raise StartError(
-                "this node joins a cluster and does not know which: format it first, moldau storage format"
-                " --cluster-id ID, with the id that moldau cluster describe shows there"
-            )
-        self.cluster_id = self._wanted_cluster_id or known or agreed or uuid_text(random_uuid(self._dice))
-        for directory in directories:
-            directory.check_meta_properties(self.cluster_id, self.node_id)
-        self._metadata_path = self.settings.metadata_directory
-        try:
-            format_directories(
-                self._disk,
-                directories,
-                self._metadata_path,
-                cluster_id=self.cluster_id,
-                node_id=self.node_id,
-                dice=self._dice,
-                now_ms=self.clock.now_ms(),
-                static_voters=not self.quorum_settings.is_alone,
-                controller_endpoint=controller_endpoint(self._specs),
-            )
-        except OSError as error:
-            raise LogDirectoryError(f"{self._metadata_path} cannot be written: {error.strerror or error}") from None
-
-    def _start_controller(self, directories: list[LogDirectory]) -> None:
-        by_id: dict[bytes, LogDirectory] = {}
-        for directory in directories:
-            meta = directory.read_meta_properties()
-            assert meta is not None and meta.directory_id is not None
-            by_id[directory_id_of(meta.directory_id)] = directory
+    def _open_rooms(self) -> None:
+        """What holds this node's replicas, and what looks after them."""
+        by_id = self.directories.of_logs
+        self.directory_ids = list(by_id)
+        self._directory_paths = {directory_id: directory.path for directory_id, directory in by_id.items()}
         self.replicas = Replicas(
             self.node_id,
             self._disk,
@@ -318,23 +238,21 @@ class Node:
             on_offline=self._on_directory_offline,
             on_fault=self.fail,
         )
-        self.replicas.unusable_directories = self._unusable
+        self.replicas.unusable_directories = self.directories.unusable
         self.replication = Replication(self)
         self.replicas.replication = self.replication
         self.retention = Retention(self.replicas, self.settings, self.clock, self.say)
         run_cleaning = self._run_cleaning or clean_in_thread(self.replicas, self._disk)
         self.cleaner = Cleaner(self.replicas, self.settings, self.clock, self._disk, run_cleaning, self.say)
-        self.directory_ids = list(by_id)
-        self._directory_paths = {directory_id: directory.path for directory_id, directory in by_id.items()}
-        metadata_directory = next(each for each in self._locked if each.path == self._metadata_path)
-        log = MetadataLog(metadata_directory.disk, self._metadata_path, now_ms=self.clock.now_ms(), say=self.say)
+
+    def _start_controller(self) -> None:
+        directory = self.directories.of_metadata
+        log = MetadataLog(directory.disk, directory.path, now_ms=self.clock.now_ms(), say=self.say)
         try:
             image = log.load_snapshot()
         except MetadataLogError as error:
             raise StartError(str(error)) from None
         self._check_metadata_version(image)
-        meta = LogDirectory(self._disk, self._metadata_path).read_meta_properties()
-        assert meta is not None and meta.directory_id is not None
         self.network = QuorumNetwork(
             self.node_id,
             self.cluster_id,
@@ -342,10 +260,10 @@ class Node:
             self.settings,
             clock=self.clock,
             loop=self.loop,
-            own_endpoints=self._own_voter_endpoints,
+            own_endpoints=self.listeners.voter_endpoints,
             say=self.say,
         )
-        key = ReplicaKey(self.node_id, directory_id_of(meta.directory_id))
+        key = ReplicaKey(self.node_id, self.directories.metadata_id)
         try:
             quorum = make_quorum(self.settings, self.quorum_settings, key, log, self._dice)
         except MetadataLogError as error:
@@ -385,57 +303,19 @@ class Node:
                 f" {metadata_release(METADATA_VERSION_MIN)} ({METADATA_VERSION_MIN})"
             )
 
-    def _open_listeners(self) -> None:
-        for spec in self._specs:
-            dispatcher = Dispatcher(self, spec.name, is_controller=spec.is_controller)
-            config = self._listener_config(spec)
-            try:
-                listener = Listener(
-                    config,
-                    dispatcher.dispatch,
-                    loop=self.loop,
-                    say=self.say,
-                    report_bug=self._report_bug,
-                    listen=self._listen,
-                )
-            except OSError as error:
-                where = f"{spec.host or '*'}:{spec.port}"
-                raise StartError(
-                    f"cannot listen on {where}: {error.strerror or error};"
-                    f" is another broker running there? Choose another port, or 0 for a free one"
-                ) from None
-            self.listeners.append(listener)
-            self.dispatchers.append(dispatcher)
-        for endpoint in self._own_voter_endpoints()[:1]:
+    def _open_listeners(self, specs: Sequence[ListenerSpec]) -> None:
+        try:
+            self.listeners.open(specs)
+        except OSError as error:
+            raise StartError(str(error)) from None
+        for endpoint in self.listeners.voter_endpoints()[:1]:
             self.addresses.own[self.node_id] = (endpoint.host, endpoint.port)
-
-    def _listener_config(self, spec: ListenerSpec) -> ListenerConfig:
-        settings = self.settings
-        return ListenerConfig(
-            name=spec.name,
-            host=spec.host,
-            port=spec.port,
-            connections_max=settings.integer("max.connections"),
-            connections_per_address_max=settings.integer("max.connections.per.ip"),
-            idle_ms_max=settings.integer("connections.max.idle.ms"),
-            frame_bytes_max=settings.integer("socket.request.max.bytes"),
-            request_bytes_held_max=self._request_bytes_held_max(),
-            backlog=(
-                settings.integer("socket.listen.backlog.size")
-                if settings.is_set("socket.listen.backlog.size")
-                else BACKLOG
-            ),
-        )
-
-    def _request_bytes_held_max(self) -> int:
-        limit = self.settings.integer("queued.max.request.bytes")
-        return limit if limit > 0 else REQUEST_BYTES_HELD_MAX
 
     def _register(self) -> None:
         epoch = self.controller.next_offset + 1
-        broker_endpoints = self._registered_endpoints(is_controller=False)
+        broker_endpoints = self.listeners.registered(is_controller=False)
         # Without a listener of its own the controller is reached where the broker is.
-        controller_endpoints = self._registered_endpoints(is_controller=True) or broker_endpoints[:1]
+        controller_endpoints = self.listeners.registered(is_controller=True) or broker_endpoints[:1]
         self.controller.change_now(
             [
                 register_controller(self.node_id, self.incarnation_id, controller_endpoints, SUPPORTED_FEATURES),
@@ -451,21 +331,6 @@ class Node:
             ]
         )
 
-    def _registered_endpoints(self, *, is_controller: bool) -> list[Endpoint]:
-        endpoints = []
-        for spec, listener in zip(self._specs, self.listeners, strict=True):
-            if spec.is_controller != is_controller:
-                continue
-            host, port = spec.advertised or (spec.host, 0)
-            if host in WILDCARDS:
-                host = socket.gethostname()
-            endpoints.append(Endpoint(spec.name, host, port or listener.port, spec.security_protocol))
-        return endpoints
-
-    def _own_voter_endpoints(self) -> list[VoterEndpoint]:
-        endpoints = self._registered_endpoints(is_controller=True)
-        return [VoterEndpoint(each.listener, each.host, each.port) for each in endpoints]
-
     def _serve(self, was_clean: bool) -> None:
         self.membership.epoch = self.image.brokers[self.node_id].epoch
         policy = self.active.policy(self.image)
@@ -476,15 +341,12 @@ class Node:
         self.membership.begin()
 
     def _start_serving(self) -> None:
-        for listener in self.listeners:
-            if not listener.is_started:
-                listener.start()
-        self._checkpoint_at_ms = self._expired_at_ms = self.clock.monotonic_ms()
+        self.listeners.start()
         if self._has_groups:
             self.groups.coordinator.follow_metadata()
         if self._has_transactions:
             self.transactions.coordinator.follow_metadata()
-        self._keep_house()
+        self.housekeeping.begin()
 
     async def start_http(self) -> None:
         """Metrics and health; a port that is taken costs a line in the log, not the broker."""
@@ -513,8 +375,7 @@ class Node:
             return
         if any(resource.kind == ConfigKind.BROKER for resource in delta.configs_changed):
             self.settings.apply_dynamic(image)
-            for spec, listener in zip(self._specs, self.listeners, strict=True):
-                listener.config = self._listener_config(spec)
+            self.listeners.reconfigure()
         reconfigured = self.replicas.apply(delta, image)
         self.metrics.unclean_elections += delta.unclean_elections
         if delta.brokers is not None:
@@ -634,93 +495,19 @@ class Node:
         """Any broker forwards to the controller, so Kafka names a random alive one; this one will do."""
         return self.node_id
 
-    def endpoint_for(self, broker: BrokerRegistration, context: Context) -> Endpoint | None:
-        """A broker's address on the listener that the client uses."""
-        endpoint = broker.endpoint(context.listener)
-        if endpoint is None or broker.node_id != self.node_id:
-            return endpoint
-        spec = next(spec for spec in self._specs if spec.name == context.listener)
-        if spec.advertised is None and spec.host in WILDCARDS:
-            return endpoint._replace(host=context.connection.local_host)
-        return endpoint
-
-    def add_leader_endpoints(self, response: Any, context: Context) -> None:
-        """KIP-951: beside the new leader's id, its address."""
-        leaders = {
-            answer.current_leader.leader_id
-            for topic in response.responses
-            for answer in topic.partition_responses
-            if answer.current_leader is not None
-        }
-        for node_id in sorted(leaders):
-            broker = self.image.brokers.get(node_id)
-            endpoint = None if broker is None else self.endpoint_for(broker, context)
-            if broker is not None and endpoint is not None:
-                response.node_endpoints.append(
-                    type(response).NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack)
-                )
-
     def offline_directory_ids(self) -> list[bytes]:
         """Directories that failed since the start."""
         working = {directory.path for directory in self.replicas.directories}
         return [directory_id for directory_id, path in self._directory_paths.items() if path not in working]
 
-    def disk_space(self, path: str) -> tuple[int, int]:
-        """(total, usable) bytes of the disk under a directory."""
-        return self._disk.total_bytes(path), self._disk.free_bytes(path)
-
-    @property
-    def bootstrap(self) -> str:
-        """An address that works from this machine."""
-        for spec, listener in zip(self._specs, self.listeners, strict=True):
-            if not spec.is_controller:
-                host = "127.0.0.1" if spec.host in WILDCARDS else spec.host
-                return f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
-        return f"{self._specs[0].host or '127.0.0.1'}:{self.listeners[0].port}"
-
-    def busy_fraction(self) -> float:
-        """The share of a core that this process used since the last housekeeping but one."""
-        return self._busy
-
-    def _measure_load(self) -> None:
-        cpu_ms, wall_ms = _cpu_ms(), self.clock.monotonic_ms()
-        if wall_ms > self._load_since[1]:
-            self._busy = min(1.0, (cpu_ms - self._load_since[0]) / (wall_ms - self._load_since[1]))
-        self._load_since = (cpu_ms, wall_ms)
-
-    # -- housekeeping --------------------------------------------------------------------------------------------------
-
-    def _keep_house(self) -> None:
-        # First, so that one failure on the way is not the end of all housekeeping.
-        self._housekeeper = self.clock.call_later(HOUSEKEEPING_MS, self._keep_house)
-        self._measure_load()
-        self.replicas.flush_due()
-        self.replicas.delete_due_segments()
-        self.replicas.disk_faults.look_at_space(self.clock.monotonic_ms())
-        self.replicas.retry_unopened()
-        self.replication.look_if_due()
-        self.retention.look_if_due()
-        self.cleaner.look_if_due()
-        now_ms = self.clock.monotonic_ms()
-        if now_ms >= self._checkpoint_at_ms + self.settings.integer("log.flush.offset.checkpoint.interval.ms"):
-            self._checkpoint_at_ms = now_ms
-            self._checkpointing = self.loop.create_task(self._checkpoint())
-        if now_ms >= self._expired_at_ms + self.settings.integer("producer.id.expiration.check.interval.ms"):
-            self._expired_at_ms = now_ms
-            self.replicas.expire_producers()
-
-    async def _checkpoint(self) -> None:
-        try:
-            await self.replicas.checkpoints.write()
-        except OSError as error:
-            self.say(f"checkpoint_failed reason={str(error)!r}")
-
-    def _report_bug(self, connection: Connection, error: BaseException) -> None:
+    def report_bug(self, connection: Connection, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         self.say(
             f"handler_failed peer={connection.peer} error={type(error).__name__} reason={str(error)!r}"
             f" at={where.filename.rpartition('/')[2]}:{where.lineno}"
         )
+
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
         """A fault that the node cannot outlive."""
@@ -730,15 +517,15 @@ class Node:
     def _on_metadata_fault(self, error: BaseException) -> None:
         """The metadata log is out of service, and so is the directory that it is in."""
         for directory in self.replicas.directories:
-            if directory.path == self._metadata_path:
+            if directory.path == self.directories.metadata_path:
                 self.replicas.disk_faults.take_offline(directory, str(error))
                 return
-        if self._metadata_path not in self.settings.log_directories:
+        if self.directories.metadata_path not in self.settings.log_directories:
             self.fail(error)
 
     def _on_directory_offline(self, directory: LogDirectory) -> None:
         """Others are left: what they hold goes on, also without a metadata log, which then stays as it is."""
-        if directory.path == self._metadata_path:
+        if directory.path == self.directories.metadata_path:
             self.say("metadata_log_offline hint='topics and configs cannot change until the broker is restarted'")
             self.controller.give_up(f"log directory {directory.path} failed")
         if self._has_groups:
@@ -758,12 +545,10 @@ class Node:
         await self.membership.stop()
         for task in self._joining:
             task.cancel()
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
+        self.housekeeping.end()
         if self.http is not None:
             self.http.close()
-        for listener in self.listeners:
-            listener.stop_accepting()
+        self.listeners.stop_accepting()
         await self.replication.stop()
         # Transactions first: the offsets of one that ends now are the groups' affair.
         if self._transactions is not None:
@@ -773,14 +558,12 @@ class Node:
         for partition in self.replicas:
             partition.wake()
         deadline_ms = self.clock.monotonic_ms() + STOP_GRACE_MS
-        while (self._owed() or self.replicas.is_flushing) and self.clock.monotonic_ms() < deadline_ms:
+        while (self.listeners.owe_answers or self.replicas.is_flushing) and self.clock.monotonic_ms() < deadline_ms:
             await asyncio.sleep(0.005)
-        for listener in self.listeners:
-            listener.close()
+        self.listeners.close()
         await self.retention.stop()
         await self.cleaner.stop()
-        if self._checkpointing is not None:
-            await self._checkpointing
+        await self.housekeeping.wait_idle()
         await self.controller.wait_idle()
         registered = self.image.brokers.get(self.node_id)
         epoch = self.membership.epoch
@@ -803,31 +586,9 @@ class Node:
             self.say(f"fencing_failed reason={str(error)!r}")
         self.peers.close()
         self.replicas.close(epoch)
-        for directory in self._locked:
-            directory.unlock()
+        self.directories.unlock()
         self.say(f"node_stopped node={self.node_id}")
 
     def _has_company(self) -> bool:
         """Whether there are brokers that can take over what this one leads."""
         return any(broker.node_id != self.node_id for broker in self.image.alive_brokers)
-
-    def _owed(self) -> bool:
-        """Clients; members of the quorum wait for news all the time, and ask the next leader."""
-        return any(
-            connection.is_owed_answers
-            for listener, spec in zip(self.listeners, self._specs, strict=True)
-            if not spec.is_controller
-            for connection in listener.connections
-        )
-
-
-def _cpu_ms() -> int:
-    return time.process_time_ns() // 1_000_000
-
-
-def controller_endpoint(specs: Sequence[ListenerSpec]) -> tuple[str, str, int]:
-    """The address under which the quorum's only voter is recorded."""
-    for spec in specs:
-        if spec.is_controller:
-            return spec.name, spec.host or "localhost", spec.port or DEFAULT_CONTROLLER_ENDPOINT[2]
-    return DEFAULT_CONTROLLER_ENDPOINT

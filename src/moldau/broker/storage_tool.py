@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from moldau.broker.endpoints import read_listeners
+from moldau.broker.endpoints import controller_endpoint, read_listeners
 from moldau.broker.formatting import format_directories, random_uuid
 from moldau.broker.host import SystemClock, SystemDice, SystemDisk
-from moldau.broker.node import controller_endpoint
 from moldau.broker.quorum_setup import read_quorum_settings
 from moldau.broker.settings import Settings
 from moldau.kernel import parse_uuid, uuid_text

@@ -145,7 +145,7 @@ class Broker:
         if not stopped.done():
             await self.node.wait_ready()
         await self.node.start_http()
-        self.bootstrap = self.node.bootstrap
+        self.bootstrap = self.node.listeners.bootstrap
         self._port = self.node.listeners[0].port
         self._ready.set()
         await self._stop.wait()

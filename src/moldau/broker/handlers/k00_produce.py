@@ -189,7 +189,7 @@ class _Appending:
         if self._failed:
             node.metrics.failed_produce_requests += 1
             if version >= LEADER_HINTS_VERSION_MIN:
-                node.add_leader_endpoints(response, self._context)
+                node.listeners.add_leader_endpoints(response, self._context)
             else:
                 for topic in topics:
                     for each in topic.partition_responses:

@@ -459,7 +459,7 @@ def _endpoints(found: list[Found], context: Context) -> list[FetchResponse.NodeE
     endpoints = []
     for node_id in sorted({each.leader[0] for each in found if each.leader is not None}):
         broker = context.node.image.brokers.get(node_id)
-        endpoint = None if broker is None else context.node.endpoint_for(broker, context)
+        endpoint = None if broker is None else context.node.listeners.endpoint_for(broker, context)
         if broker is not None and endpoint is not None:
             endpoints.append(FetchResponse.NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
     return endpoints

@@ -48,7 +48,7 @@ async def handle(request: MetadataRequest, context: Context) -> MetadataResponse
         brokers=[
             MetadataResponse.MetadataResponseBroker(broker.node_id, endpoint.host, endpoint.port, broker.rack)
             for broker in node.image.alive_brokers
-            if (endpoint := node.endpoint_for(broker, context)) is not None
+            if (endpoint := node.listeners.endpoint_for(broker, context)) is not None
         ],
         cluster_id=node.cluster_id,
         controller_id=node.controller_id_for_clients(),

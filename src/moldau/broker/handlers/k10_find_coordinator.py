@@ -49,7 +49,7 @@ def _find(key: str, shards: Shards[Any], context: Context) -> Coordinator:
         return _refused(key, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
     leader = node.image.topics[shards.topic].partitions[index].leader
     broker = node.image.brokers.get(leader)
-    endpoint = None if broker is None else node.endpoint_for(broker, context)
+    endpoint = None if broker is None else node.listeners.endpoint_for(broker, context)
     if endpoint is None:
         return _refused(key, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
     return Coordinator(key=key, node_id=leader, host=endpoint.host, port=endpoint.port, error_message="")

@@ -26,7 +26,7 @@ async def handle(request: DescribeLogDirsRequest, context: Context) -> DescribeL
             topics.setdefault(partition.topic, []).append(
                 DescribeLogDirsResponse.DescribeLogDirsPartition(partition.index, partition.log.size_bytes, 0, False)
             )
-        total, usable = context.node.disk_space(directory.path)
+        total, usable = context.node.directories.space(directory.path)
         results.append(
             DescribeLogDirsResponse.DescribeLogDirsResult(
                 log_dir=directory.path,

@@ -39,7 +39,7 @@ async def handle(request: DescribeClusterRequest, context: Context) -> DescribeC
             )
             for broker in brokers
             if (not broker.fenced or request.include_fenced_brokers)
-            and (endpoint := node.endpoint_for(broker, context)) is not None
+            and (endpoint := node.listeners.endpoint_for(broker, context)) is not None
         ],
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
