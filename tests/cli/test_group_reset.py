@@ -205,6 +205,13 @@ def test_partitions_are_read_and_written_as_spans() -> None:
             parse_scope(text)
 
 
+def test_a_span_that_runs_backwards_or_beyond_every_topic_is_refused() -> None:
+    with pytest.raises(CommandError, match="orders:0,4-2: 4-2 runs backwards; write 2-4"):
+        parse_scope("orders:0,4-2")
+    with pytest.raises(CommandError, match="no partition 99999999999; `moldau topic describe orders`"):
+        parse_scope("orders:0-99999999999")
+
+
 def test_durations_are_iso_or_short() -> None:
     for text, expected in (
         ("PT1H30M", 5_400_000),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # A message names this many members, then counts.
 MEMBERS_NAMED_MAX = 5
+# A typing error must not become a list of a billion numbers.
+PARTITION_NUMBER_MAX = 999_999
 
 # A topic, and some of its partitions or all.
 Scope = tuple[str, list[int] | None]
@@ -28,8 +30,13 @@ def parse_scope(text: str) -> Scope:
     for part in partitions.split(","):
         span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part, re.ASCII)
         if span is None or not topic:
-            raise usage(f"--topic {text}: write it as orders, or with partitions as in orders:0,2-4")
-        chosen += range(int(span[1]), int(span[2] or span[1]) + 1)
+            raise usage(f"{text}: write it as orders, or with partitions as in orders:0,2-4")
+        first, last = int(span[1]), int(span[2] or span[1])
+        if first > last:
+            raise usage(f"{text}: {first}-{last} runs backwards; write {last}-{first}")
+        if last > PARTITION_NUMBER_MAX:
+            raise usage(f"{text}: there is no partition {last}; `moldau topic describe {topic}` shows those there are")
+        chosen += range(first, last + 1)
     return topic, chosen
 
 
