@@ -184,6 +184,26 @@ def test_an_id_that_is_never_used_does_not_hold_up_the_group_for_ever() -> None:
     assert pending not in play.machine.groups["g"].pending
 
 
+def test_an_id_that_is_never_used_does_not_make_a_rebalance() -> None:
+    play = Play()
+    leader, other = play.stable("g", 2)
+    play.join("g")
+    play.pass_time(SESSION_MS // 2)
+    assert play.heartbeat("g", leader, 1) is play.heartbeat("g", other, 1) is ErrorCode.NONE
+    play.pass_time(SESSION_MS // 2)
+    group = play.machine.groups["g"]
+    assert (group.state, group.generation, group.pending) == (ClassicState.STABLE, 1, set())
+    # Nor while the group waits for its leader's assignment.
+    first = play.join("g", leader)
+    play.join("g", other)
+    play.join("g")
+    assert play.answers[first].generation_id == 2
+    play.pass_time(SESSION_MS // 2)
+    assert play.heartbeat("g", leader, 2) is play.heartbeat("g", other, 2) is ErrorCode.NONE
+    play.pass_time(SESSION_MS // 2)
+    assert (group.state, group.generation, group.pending) == (ClassicState.COMPLETING, 2, set())
+
+
 # -- syncing -----------------------------------------------------------------------------------------------------------
 
 

@@ -378,7 +378,8 @@ class ClassicProtocol:
         member = group.members.get(member_id)
         if member is None:
             group.pending.discard(member_id)
-            self._after_departure(group, f"{member_id} never came back", step)
+            if group.state is ClassicState.PREPARING:  # else nobody waited for it, and nothing was given to it
+                self._after_departure(group, f"{member_id} never came back", step)
         elif member.is_new or not member.is_waiting:
             self._drop(group, member, step)
             self._after_departure(group, f"{_who(member)} was not heard of for its session timeout", step)
