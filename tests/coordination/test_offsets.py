@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from moldau.coordination.groups import TopicsChanged
 from moldau.coordination.groups.classic import ClassicState
-from moldau.coordination.groups.records import offset_key, pack_offset, read_offset_key
+from moldau.coordination.groups.records import is_of_topic, offset_key, pack_offset, read_offset_key
 from moldau.coordination.prefixed import encode_key, encode_value
-from moldau.coordination.shard import TURN_BYTES_MAX
+from moldau.coordination.shard import TURN_BYTES_MAX, Step
 from moldau.kernel import ZERO_UUID, ErrorCode
 from moldau.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from moldau.protocol.messages.coordinator.offset_commit import OffsetCommitKey, OffsetCommitValue
@@ -24,6 +24,7 @@ from moldau.protocol.messages.offset_delete import OffsetDeleteRequest
 from moldau.protocol.messages.offset_fetch import OffsetFetchRequest
 from moldau.protocol.wire import ProtocolError
 from tests.coordination.play import Play
+from tests.coordination.topics import Topics
 
 MINUTE_MS = 60_000
 RETENTION_MS = 10_080 * MINUTE_MS
@@ -40,11 +41,12 @@ def commit(
     metadata: str = "",
     retention_ms: int = -1,
     version: int = 9,
+    topic_id: bytes = ZERO_UUID,
 ) -> Any:
     """The error of the request, or of each partition."""
     topics = [
         OffsetCommitRequest.OffsetCommitRequestTopic(
-            topic, partitions=[OffsetCommitRequest.OffsetCommitRequestPartition(index, offset, 4, metadata)]
+            topic, topic_id, [OffsetCommitRequest.OffsetCommitRequestPartition(index, offset, 4, metadata)]
         )
         for (topic, index), offset in offsets.items()
     ]
@@ -65,7 +67,7 @@ def committed(play: Play, group: str) -> dict[tuple[str, int], int]:
 
 
 def test_a_group_without_members_commits_and_everything_comes_back() -> None:
-    play = Play()
+    play = Play(topics=Topics(t=1, u=4))
     assert commit(play, "g", {("t", 0): 5, ("u", 3): 7}, metadata="héllo") == [ErrorCode.NONE] * 2
     assert committed(play, "g") == {("t", 0): 5, ("u", 3): 7}
     play.restart()
@@ -143,7 +145,7 @@ def test_garbage_in_a_subscription_is_nobodys_error() -> None:
 
 
 def test_offsets_of_a_deleted_topic_are_gone_for_all_groups() -> None:
-    play = Play()
+    play = Play(topics=Topics(t=2, u=1))
     commit(play, "g", {("t", 0): 1, ("u", 0): 2})
     commit(play, "h", {("t", 1): 1})
     play.shard.submit(TopicsChanged(frozenset({"t"}), frozenset({"t"})), play.moment)
@@ -151,6 +153,43 @@ def test_offsets_of_a_deleted_topic_are_gone_for_all_groups() -> None:
     assert committed(play, "h") == {}
     play.restart()
     assert committed(play, "g") == {("u", 0): 2}
+
+
+@pytest.mark.parametrize("metadata", ["", "héllo"])
+def test_offsets_of_a_topic_that_was_deleted_while_nobody_could_be_told_are_gone_once_loaded(metadata: str) -> None:
+    topics = Topics(t=1, u=1, v=1)
+    play = Play(topics=topics)
+    for name in ("t", "u", "v"):
+        commit(play, "g", {(name, 0): 1}, metadata=metadata, topic_id=topics.ids[name])
+    commit(play, "h", {("t", 0): 1})  # a version without topic ids, as brokers before Kafka 4.1 wrote it
+    for name in ("u", "v"):
+        topics.delete(name)
+    topics.create("u", 1)
+    play.restart()
+    assert committed(play, "g") == {("t", 0): 1}
+    assert committed(play, "h") == {("t", 0): 1}
+    topics.create("v", 1)
+    play.restart()
+    assert committed(play, "g") == {("t", 0): 1}, "the log says so, too"
+
+
+def test_an_offset_is_told_from_that_of_an_older_topic_of_its_name() -> None:
+    old, new = b"o" * 16, b"n" * 16
+    assert is_of_topic(pack_offset(1, 0, "", 5, new), new) and not is_of_topic(pack_offset(1, 0, "", 5, old), new)
+    assert is_of_topic(pack_offset(1, 0, "", 5, ZERO_UUID), new)
+    # Metadata that ends as if an id came after it.
+    tricky = "x" * 3 + "\x01\x00\x10" + "y" * 7
+    assert is_of_topic(pack_offset(1, 0, tricky, 5, ZERO_UUID), new)
+
+
+def test_pending_offsets_of_a_topic_that_is_gone_do_not_come_back() -> None:
+    play = Play(topics=Topics(t=1))
+    offsets = play.machine.offsets
+    for name in ("t", "gone"):
+        offsets.replay_in_transaction(7, offset_key("g", name, 0), pack_offset(3, 0, "", 5, ZERO_UUID))
+    offsets.delete_strays(play.topics.topic_id, Step(0, 0))
+    offsets.end_transaction(7, committed=True)
+    assert committed(play, "g") == {} and offsets.topics_of("g") == ["t"]
 
 
 # -- expiry ------------------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ Handler = Callable[[Asked, Step], None]
 class GroupMachine:
     def __init__(self, settings: GroupSettings, dice: Dice, topics: TopicView, say: Callable[[str], None]) -> None:
         self._settings = settings
+        self._topics = topics
         self._say = say
         self.groups: dict[str, Group] = {}
         self.offsets = Offsets()
@@ -117,6 +118,7 @@ class GroupMachine:
         self.offsets.end_transaction(producer_id, committed)
 
     def on_loaded(self, step: Step) -> None:
+        self.offsets.delete_strays(self._topics.topic_id, step)
         for group in self.groups.values():
             if isinstance(group, ConsumerGroup):
                 self.consumer.on_loaded(group, step)

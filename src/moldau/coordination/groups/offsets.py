@@ -5,13 +5,14 @@ Values are decoded when somebody reads them: loading a million of them, and reme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from moldau.coordination.groups.pending_offsets import PendingOffsets
 from moldau.coordination.groups.records import (
     committed_offset,
     decode_offset,
     encode_expiring_offset,
+    is_of_topic,
     offset_key,
     pack_offset,
     read_offset_key,
@@ -144,6 +145,18 @@ class Offsets:
                 for partition in list(known[topic]):
                     self.delete(group, topic, partition, step)
         for key in self.pending.of_topics(topics):
+            self.delete(*key, step)
+
+    def delete_strays(self, topic_id: Callable[[str], bytes | None], step: Step) -> None:
+        """What topics left that were deleted while nobody here heard of it: one that has the name now is another."""
+        for group, known in list(self._groups.items()):
+            for topic, partitions in list(known.items()):
+                present_id = topic_id(topic)
+                for partition, value in list(partitions.items()):
+                    if present_id is None or not is_of_topic(value, present_id):
+                        self.delete(group, topic, partition, step)
+        gone = frozenset(topic for topic in self.pending.topics() if topic_id(topic) is None)
+        for key in self.pending.of_topics(gone):
             self.delete(*key, step)
 
     # -- looking -------------------------------------------------------------------------------------------------------

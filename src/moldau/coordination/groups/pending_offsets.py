@@ -35,6 +35,9 @@ class PendingOffsets:
     def of_topics(self, topics: frozenset[str]) -> list[OffsetKey]:
         return [key for key in self._holders if key[1] in topics]
 
+    def topics(self) -> set[str]:
+        return {key[1] for key in self._holders}
+
     def add(self, producer_id: int, key: OffsetKey, value: bytes) -> None:
         self._place += 1
         self._by_producer.setdefault(producer_id, {})[key] = (self._place, value)

@@ -22,6 +22,7 @@ _PARTITION = struct.Struct(">i")
 _WITHOUT_METADATA = struct.Struct(">hqiBq3s16s")
 _TIME = struct.Struct(">q")
 _TOPIC_ID_TAG = bytes((1, 0, 16))  # one tagged field, the first, of 16 bytes
+_TOPIC_ID, _TOPIC_ID_MARK = slice(-16, None), slice(-19, -16)  # where a value has them, if it does
 KEYS_REMEMBERED_MAX = 4096
 # Plain, and the one that still knows an expiry of its own (OffsetCommit versions 2 to 4).
 OFFSET_VALUE_VERSION, OFFSET_VALUE_WITH_EXPIRY_VERSION = 4, 1
@@ -89,6 +90,18 @@ def decode_offset(value: bytes) -> OffsetCommitValue | None:
         return OffsetCommitValue.decode(value[VERSION_BYTES:], version_of(value))
     except ProtocolError:
         return None
+
+
+def is_of_topic(value: bytes, topic_id: bytes) -> bool:
+    """Whether an offset is the topic's, and not that of an older one of its name. Without an id it may be."""
+    if (
+        version_of(value) < OFFSET_VALUE_VERSION
+        or value[_TOPIC_ID] == topic_id
+        or value[_TOPIC_ID_MARK] != _TOPIC_ID_TAG
+    ):
+        return True
+    stored = decode_offset(value)  # to be sure: metadata may look like anything
+    return stored is None or stored.topic_id in (topic_id, ZERO_UUID)
 
 
 def committed_offset(value: bytes) -> int:
