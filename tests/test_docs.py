@@ -322,11 +322,13 @@ def test_the_metrics_and_events_of_operations_are_the_brokers() -> None:
     listed = {cells[0].strip("`"): cells[1] if len(cells) > 1 else "" for cells in rows("operations.md")}
     with Broker({"moldau.http.listener": "127.0.0.1:0"}) as broker:
         from moldau.client import BlockingProducer
+        from moldau.kernel import TopicPartition
 
         with BlockingProducer(broker.bootstrap, {"transactional.id": "measured"}) as producer:
             producer.init_transactions()
             with producer.transaction():
                 producer.send("measured", b"v")
+                producer.send_offsets_to_transaction({TopicPartition("measured", 0): 1}, "measuring")
         assert broker.node is not None and broker.node.http is not None
         with urllib.request.urlopen(f"http://127.0.0.1:{broker.node.http.port}/metrics") as answer:
             lines = [line for line in answer.read().decode().splitlines() if line and not line.startswith("#")]

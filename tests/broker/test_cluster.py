@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from moldau.broker import StartError
-from moldau.client import ConnectionFailed
+from moldau.client import ClusterClient, ConnectionFailed, Producer
+from moldau.client.group_admin import CommittedOffset, alter_group_offsets, find_coordinators
 from moldau.cluster import PartitionImage
-from moldau.kernel import METADATA_TOPIC, NO_LEADER, ErrorCode
+from moldau.kernel import METADATA_TOPIC, NO_LEADER, ErrorCode, TopicPartition
 from moldau.protocol.messages.alter_partition import AlterPartitionRequest
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
@@ -19,7 +20,7 @@ from moldau.protocol.messages.describe_quorum import DescribeQuorumRequest
 from moldau.protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
 from moldau.protocol.messages.vote import VoteRequest
-from tests.broker.cluster_kit import Cluster, metrics_of, wait_for
+from tests.broker.cluster_kit import Cluster, metrics_of, run_aside, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,14 @@ def create(cluster: Cluster, node_id: int, name: str, *, partitions: int = 3, fa
     assert result.error_code == 0, result.error_message
 
 
+def create_on(cluster: Cluster, name: str, *replicas: int) -> None:
+    """A topic of one partition, led by the first of them."""
+    assignment = CreateTopicsRequest.CreatableReplicaAssignment(0, list(replicas))
+    topic = CreateTopicsRequest.CreatableTopic(name, -1, -1, assignments=[assignment])
+    (result,) = cluster.ask(replicas[0], CreateTopicsRequest(topics=[topic])).topics
+    assert result.error_code == 0, result.error_message
+
+
 def test_every_node_forwards_to_the_one_that_decides_and_follows_its_log(cluster: Cluster) -> None:
     for node_id in cluster.nodes:
         create(cluster, node_id, f"by-{node_id}")
@@ -43,6 +52,25 @@ def test_every_node_forwards_to_the_one_that_decides_and_follows_its_log(cluster
     for name in names:
         (partitions,) = {image.topics[name].partitions for image in images}
         assert {len(set(each.replicas)) for each in partitions} == {3}
+
+
+def test_the_lag_of_a_group_is_shown_by_its_coordinator_also_where_that_only_follows(cluster: Cluster) -> None:
+    bootstrap, where, group = cluster.nodes[1].bootstrap, TopicPartition("followed", 0), "behind"
+
+    async def fill_and_commit() -> int:
+        async with ClusterClient(bootstrap) as client, Producer(bootstrap) as producer:
+            coordinator = (await find_coordinators(client, [group]))[group]
+            assert isinstance(coordinator, int)
+            leader = next(node_id for node_id in cluster.nodes if node_id != coordinator)
+            create_on(cluster, where.topic, leader, coordinator)
+            for _ in range(5):
+                await producer.send(where.topic, b"v", partition=0)
+            await alter_group_offsets(client, group, {where: CommittedOffset(2)})
+            return coordinator
+
+    coordinator = run_aside(fill_and_commit())
+    lag = f'kafka_consumergroup_lag{{consumergroup="{group}",partition="0",topic="{where.topic}"}}'
+    wait_for(lambda: metrics_of(cluster.node(coordinator)).get(lag) == 3)
 
 
 def test_a_request_is_forwarded_also_when_the_controller_has_to_be_connected_to_first(cluster: Cluster) -> None:
@@ -220,10 +248,7 @@ def test_a_partition_that_may_lose_data_is_led_as_soon_as_it_may() -> None:
     with Cluster(4) as cluster:
         active = cluster.active()
         leader, other = next(node_id for node_id in (1, 2, 3) if node_id != active), 4  # which is no voter
-        assignment = CreateTopicsRequest.CreatableReplicaAssignment(0, [leader, other])
-        topic = CreateTopicsRequest.CreatableTopic("risky", -1, -1, assignments=[assignment])
-        (result,) = cluster.ask(active, CreateTopicsRequest(topics=[topic])).topics
-        assert result.error_code == 0
+        create_on(cluster, "risky", leader, other)
         controller = cluster.node(active)
 
         def partition() -> PartitionImage:

@@ -33,7 +33,7 @@ def group_families(node: Node, groups: Groups, gauge: Any, counter: Any) -> Iter
 
 
 def _offsets(node: Node, groups: Groups, gauge: Any) -> Iterator[Any]:
-    """Committed offsets against the visible end of the log. What is led elsewhere has no lag here."""
+    """Committed offsets against the visible end of the log, as far as a replica here knows it."""
     where, which = ["consumergroup", "topic", "partition"], ["consumergroup", "topic"]
     current = gauge(f"{_PREFIX}_current_offset", "The offset that a group committed.", labels=where)
     lag = gauge(f"{_PREFIX}_lag", "Records between the committed offset and the end.", labels=where)
@@ -45,7 +45,7 @@ def _offsets(node: Node, groups: Groups, gauge: Any) -> Iterator[Any]:
             sums[group, topic] = sums.get((group, topic), 0) + offset
             partitions = node.replicas.by_name(topic) or []
             partition = partitions[index] if 0 <= index < len(partitions) else None
-            if partition is None or partition.leader is None:
+            if partition is None or (partition.leader is None and partition.follower is None):
                 continue
             behind = max(partition.high_watermark - offset, 0)
             lag.add_metric([group, topic, str(index)], behind)
