@@ -62,6 +62,7 @@ def test_every_target_is_where_kafkas_tool_goes(
         ({0: 4, 1: 4}, (*here, "--to-datetime", BEGAN.format(3)), (*here, "--to-datetime", "2024-05-01T10:00:03.000Z")),
         ({0: 6, 1: 4}, (*here, "--by-duration", "PT1H"), (*here, "--by-duration", "PT1H")),
         ({0: 2, 1: 0}, (*here, "--by-duration", "P20000D"), (*here, "--by-duration", "P20000D")),
+        ({0: 2, 1: 0}, (*here, "--by-duration", "P30000D"), (*here, "--by-duration", "P20000D")),
         ({0: 5, 1: 4}, ("--from-file", str(listed)), ("--from-file", str(listed))),
     ):
         assert plan(cluster, group, *ours) == expected, ours
@@ -173,6 +174,9 @@ def test_what_cannot_be_is_refused_with_the_next_step(
     assert "has no partition 7" in refused(3, "--topic", f"{orders}:7", "--to-earliest")
     assert "does not exist" in refused(3, "--topic", "no-such-topic", "--to-earliest")
     assert "is no time" in refused(2, "--topic", orders, "--to-datetime", "yesterday")
+    assert "is before 1970" in refused(2, "--topic", orders, "--to-datetime", "1969-12-31T23:00Z")
+    assert "is no time" in refused(2, "--topic", orders, "--to-datetime", "9" * 30)
+    assert "write PT1H30M" in refused(2, "--topic", orders, "--by-duration", "9" * 18 + "d")
     assert "No such file" in refused(1, "--from-file", str(tmp_path / "missing.csv"))
 
 
@@ -183,6 +187,13 @@ def test_what_cannot_be_is_refused_with_the_next_step(
         ("orders,0,1\norders,one,1\n", "entry 2 is no topic, partition and offset"),
         ("orders,0,-4\n", "entry 1 is no topic"),
         ('{"topic": "orders", "partition": 0}\n', "entry 1 is no topic"),
+        ('{"topic": "orders", "partition": true, "offset": 1}\n', "entry 1 is no topic"),
+        ('{"topic": "orders", "partition": 0, "offset": Infinity}\n', "entry 1 is no topic"),
+        ('{"topic": ["orders"], "partition": 0, "offset": 1}\n', "entry 1 is no topic"),
+        ("orders,0,99999999999999999999\n", "entry 1 is no topic"),
+        ("o" * 200_000 + ",0,1\n", "is no CSV: field larger"),
+        ("[" * 100_000, "is no JSON: maximum recursion"),
+        ("\udcff", "is no text in UTF-8: invalid start byte at byte 0"),
         ("[1]", "entry 1 is no JSON object"),
         ("[{]", "is no JSON"),
         ("", "no offsets for group 'any'"),
@@ -192,7 +203,7 @@ def test_a_file_that_is_no_plan_is_refused_with_the_place(
     moldau: Moldau, tmp_path: Path, text: str, complaint: str
 ) -> None:
     saved = tmp_path / "plan"
-    saved.write_text(text)
+    saved.write_bytes(text.encode(errors="surrogateescape"))
     assert complaint in moldau("group", "reset", "any", "--from-file", str(saved), code=2).err
 
 

@@ -6,6 +6,7 @@ Printed with `-o csv` (the rows of Kafka's own tool: topic,partition,offset), `-
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from moldau.client import ClusterClient
     from moldau.client.group_admin import CommittedOffset
     from moldau.kernel import TopicPartition
+
+
+OFFSET_MAX = 2**63 - 1
 
 
 class PlanOutput(StrEnum):
@@ -87,20 +91,30 @@ def read_plan(path: Path, group: str) -> dict[TopicPartition, int]:
     """Offsets from a plan: rows of topic,partition,offset (or group,topic,partition,offset), or JSON objects."""
     from moldau.kernel import TopicPartition
 
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise usage(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
     offsets: dict[TopicPartition, int] = {}
-    for number, (owner, topic, partition, offset) in _plan_rows(path.read_text(encoding="utf-8"), path):
+    for number, (owner, topic, partition, offset) in _plan_rows(text, path):
         if owner not in (None, group):
             continue
-        try:
-            where, new = TopicPartition(str(topic), int(partition)), int(offset)
-        except (TypeError, ValueError):
-            raise usage(f"{path}: entry {number} is no topic, partition and offset") from None
-        if not topic or where.partition < 0 or new < 0:
+        index, new = _whole_number(partition), _whole_number(offset)
+        if not isinstance(topic, str) or not topic or index is None or new is None:
             raise usage(f"{path}: entry {number} is no topic, partition and offset")
-        offsets[where] = new
+        offsets[TopicPartition(topic, index)] = new
     if not offsets:
         raise usage(f"{path} has no offsets for group {group!r}")
     return offsets
+
+
+def _whole_number(given: object) -> int | None:
+    """Of a text, or as JSON has it; None for what no partition and no offset can be."""
+    if isinstance(given, str) and re.fullmatch(r"\s*\d{1,19}\s*", given, re.ASCII):
+        given = int(given)
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= OFFSET_MAX:
+        return given
+    return None
 
 
 def _plan_rows(text: str, path: Path) -> Iterable[tuple[int, Sequence[Any]]]:
@@ -108,7 +122,11 @@ def _plan_rows(text: str, path: Path) -> Iterable[tuple[int, Sequence[Any]]]:
     import json
 
     if not text.lstrip().startswith(("[", "{")):
-        for number, row in enumerate(csv.reader(text.splitlines()), 1):
+        try:
+            rows = list(csv.reader(text.splitlines()))
+        except csv.Error as error:
+            raise usage(f"{path} is no CSV: {error}") from None
+        for number, row in enumerate(rows, 1):
             if row and len(row) not in (3, 4):
                 raise usage(f"{path}: entry {number} has {len(row)} columns; write topic,partition,offset")
             if row:
@@ -117,7 +135,7 @@ def _plan_rows(text: str, path: Path) -> Iterable[tuple[int, Sequence[Any]]]:
     try:
         is_array = text.lstrip().startswith("[")
         entries = json.loads(text) if is_array else [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise usage(f"{path} is no JSON: {error}") from None
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -112,15 +111,16 @@ def reset(
 
 def duration_ms(text: str) -> int:
     """ISO 8601 as far as its units have one length, or `90m` as elsewhere."""
-    from moldau.cli.options import parse_time
+    from moldau.cli.options import parse_duration_ms as parse_short
     from moldau.client import parse_duration_ms
 
     milliseconds = parse_duration_ms(text)
     if milliseconds is not None:
         return milliseconds
-    if not re.fullmatch(r"\d+(ms|s|m|h|d)", text.strip(), re.ASCII):
-        raise usage(f"--by-duration {text}: write PT1H30M, P2D, or 90m")
-    return -parse_time(text, 0)
+    try:
+        return parse_short("--by-duration", text)
+    except CommandError:
+        raise usage(f"--by-duration {text}: write PT1H30M, P2D, or 90m") from None
 
 
 def _target(
@@ -154,7 +154,7 @@ def _target(
     if to_datetime is not None:
         return Target(TargetKind.TIME, parse_time(to_datetime, now_ms))
     if by_duration is not None:
-        return Target(TargetKind.TIME, now_ms - duration_ms(by_duration))
+        return Target(TargetKind.TIME, max(now_ms - duration_ms(by_duration), 0))
     if shift is not None:
         return Target(TargetKind.SHIFT, shift)
     if to_offset is not None:

@@ -12,8 +12,8 @@ import typer
 
 from moldau.cli.errors import usage
 
+TIME_MS_MAX = 2**63 - 1
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-_AGO = re.compile(r"(\d+)(ms|s|m|h|d)")
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -58,26 +58,39 @@ def parse_pairs(given: Iterable[str] | None, option: str) -> dict[str, str]:
 def parse_time(text: str, now_ms: int) -> int:
     """Milliseconds since 1970 of `2026-11-01T10:00` (local time unless it says), epoch milliseconds, or `10m` ago."""
     given = text.removeprefix("@").strip()
-    if given.isascii() and given.isdigit():
-        return int(given)
-    ago = _AGO.fullmatch(given)
-    if ago is not None:
-        return now_ms - int(ago[1]) * _MS[ago[2]]
     try:
-        return round(datetime.fromisoformat(given).timestamp() * 1000)
+        ago_ms = _length_ms(given)
+        if given.isascii() and given.isdigit():
+            time_ms = int(given)
+        elif ago_ms is not None:
+            time_ms = max(now_ms - ago_ms, 0)  # nothing is older than that
+        else:
+            time_ms = round(datetime.fromisoformat(given).timestamp() * 1000)
+        if time_ms > TIME_MS_MAX:
+            raise OverflowError
     except (ValueError, OverflowError):
         raise usage(
             f"{text!r} is no time: write 2026-11-01T10:00 (local, or with Z or +02:00), milliseconds since 1970, "
             "or how long ago, such as 10m"
         ) from None
+    if time_ms < 0:
+        raise usage(f"{text!r} is before 1970, and no record is that old; the earliest is 1970-01-01T00:00Z")
+    return time_ms
 
 
 def parse_duration_ms(option: str, text: str) -> int:
     """`90s`, `15m`, `2h`."""
-    found = _AGO.fullmatch(text.strip())
-    if found is None:
+    length_ms = _length_ms(text.strip())
+    if length_ms is None:
         raise usage(f"{option} {text}: write how long, such as 90s, 15m or 2h")
-    return int(found[1]) * _MS[found[2]]
+    return length_ms
+
+
+def _length_ms(text: str) -> int | None:
+    """None when it is no length, or longer than any clock can tell."""
+    found = re.fullmatch(r"(\d{1,19})(ms|s|m|h|d)", text, re.ASCII)
+    length_ms = int(found[1]) * _MS[found[2]] if found is not None else TIME_MS_MAX
+    return length_ms if length_ms < TIME_MS_MAX else None
 
 
 def time_text(timestamp_ms: int) -> str:
