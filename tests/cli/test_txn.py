@@ -127,6 +127,8 @@ def test_list_shows_what_kafkas_tool_shows_and_filters_alike(
         assert listed("--pattern", "no such thing") == {}
         assert running not in listed("--older-than", "1h")
         assert running in listed("--older-than", "0ms")
+        assert done not in listed("--older-than", "0ms"), "it does not run any more"
+        assert done in listed("--older-than", "0ms", "--state", "complete-commit")
         table = unverified("txn", "list").out.splitlines()
         assert table[0].split() == ["TRANSACTIONAL_ID", "PRODUCER_ID", "STATE", "COORDINATOR"]
         theirs = run_tool("transactions", "list", bootstrap=unverified.bootstrap).stdout
@@ -236,6 +238,9 @@ def test_an_abort_that_is_not_well_asked_for_is_refused(unverified: Moldau, orde
         ((orders, "0", "--producer-id", "1"), 2, "needs --producer-epoch"),
         ((orders, "0", "--start-offset", "1", "--producer-epoch", "1"), 2, "belong to --producer-id"),
         ((orders, "0", "--start-offset", "1", "--execute", "--dry-run"), 2, "exclude each other"),
+        ((orders, "0", "--producer-id", "1", "--producer-epoch", "32768"), 2, "less than or equal to 32767"),
+        ((orders, "0", "--producer-id", "1", "--producer-epoch", "-1"), 2, "greater than or equal to 0"),
+        ((orders, "0", "--producer-id", str(2**63), "--producer-epoch", "0"), 2, "less than or equal to"),
         ((orders, "9", "--start-offset", "1"), 3, "has no partition 9"),
         (("no-such-topic", "0", "--start-offset", "1"), 3, "does not exist"),
         ((orders, "0", "--start-offset", "1"), 3, "none is open there"),

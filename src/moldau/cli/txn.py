@@ -30,6 +30,7 @@ app = typer.Typer(
     help="List and describe transactions; find and abort those that hang.",
 )
 
+PRODUCER_ID_MAX, PRODUCER_EPOCH_MAX, COORDINATOR_EPOCH_MAX = 2**63 - 1, 2**15 - 1, 2**31 - 1
 Ids = Annotated[
     list[str], typer.Argument(metavar="ID...", help="One or several transactional ids.", show_default=False)
 ]
@@ -57,11 +58,15 @@ def list_transactions(
         list[str] | None, typer.Option("--state", help="Only in this state, such as ongoing; may be repeated.")
     ] = None,
     producer_id: Annotated[
-        list[int] | None, typer.Option("--producer-id", help="Only of this producer; may be repeated.")
+        list[int] | None,
+        typer.Option("--producer-id", max=PRODUCER_ID_MAX, help="Only of this producer; may be repeated."),
     ] = None,
     older_than: OlderThan = None,
     pattern: Annotated[
-        str | None, typer.Option("--pattern", metavar="REGEX", help="Only ids that match this expression of RE2.")
+        str | None,
+        typer.Option(
+            "--pattern", metavar="REGEX", help="Only ids that are all matched by this expression of RE2, as in till-.*"
+        ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     output: OutputFormat = Output.TABLE,
@@ -73,7 +78,11 @@ def list_transactions(
     from moldau.client import transaction_admin
 
     states = [_known_state(one, transaction_admin.TRANSACTION_STATES) for one in state or ()]
-    older_than_ms = -1 if older_than is None else parse_duration_ms("--older-than", older_than)
+    older_than_ms = -1
+    if older_than is not None:
+        older_than_ms = parse_duration_ms("--older-than", older_than)
+        # Brokers count from when an id's last transaction began, or from 1970, also when none runs.
+        states = states or list(transaction_admin.OPEN_STATES)
     found = on_cluster(
         bootstrap,
         properties,
@@ -309,10 +318,17 @@ def abort(
     start_offset: Annotated[
         int | None, typer.Option("--start-offset", help="Where the transaction starts, as find-hanging shows it.")
     ] = None,
-    producer_id: Annotated[int | None, typer.Option("--producer-id", help="Instead of --start-offset.")] = None,
-    producer_epoch: Annotated[int | None, typer.Option("--producer-epoch", help="With --producer-id.")] = None,
+    producer_id: Annotated[
+        int | None, typer.Option("--producer-id", max=PRODUCER_ID_MAX, help="Instead of --start-offset.")
+    ] = None,
+    producer_epoch: Annotated[
+        int | None, typer.Option("--producer-epoch", min=0, max=PRODUCER_EPOCH_MAX, help="With --producer-id.")
+    ] = None,
     coordinator_epoch: Annotated[
-        int | None, typer.Option("--coordinator-epoch", help="With --producer-id; 0 if it is not known.")
+        int | None,
+        typer.Option(
+            "--coordinator-epoch", min=0, max=COORDINATOR_EPOCH_MAX, help="With --producer-id; 0 if it is not known."
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Even if its coordinator would end it: it may be committed elsewhere.")

@@ -29,6 +29,8 @@ TRANSACTION_STATES = (
     "PrepareEpochFence",
     "Dead",
 )
+# What has begun and is not over.
+OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 # As Kafka's tool assumes, where brokers do not tell transaction.max.timeout.ms.
 MAX_TIMEOUT_MS = 15 * 60_000
 # How many partitions are asked about at once.
