@@ -108,10 +108,14 @@ def test_a_pipeline_runs_is_looked_at_begins_again_after_a_failure_and_stops(own
             process.wait(SECONDS_MAX)
     text = log.read_text()
     assert "shop.copies running" in text and "shop.copies failed" in text and "thirteen" in text
+    assert "\tat " not in text and "UserWarning" not in text
     assert "does not run" in own("pipeline", "describe", str(shop), code=3).err
+    with (shop / "orders.py").open("a") as queries:
+        queries.write('    yield orders.select("user").to_postgres("host=127.0.0.1 port=1", "t", name="nowhere")\n')
     with log.open("wb") as output:
         process = own.start("pipeline", "run", str(shop), stdout=output, stderr=subprocess.STDOUT)
     wait_for(lambda: "shop.orders_by_user running" in log.read_text(), process, log)
+    assert "shop.nowhere failed: PostgreSQL cannot take rows for table t: connection" in log.read_text()
     os.kill(java_of(process.pid), signal.SIGKILL)
     assert process.wait(SECONDS_MAX) == 1
     assert "error: Spark's JVM has ended" in log.read_text() and "Traceback" not in log.read_text()
@@ -154,6 +158,11 @@ def test_what_is_wrong_in_a_folder_is_told_without_starting_spark(moldau: Moldau
     bystander.kill()
     bystander.wait()
     assert moldau("pipeline", "list", str(tmp_path), "-o", "json").json[0]["state"] == "stopped"
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "pipeline.toml").write_text("nam = 3\n")
+    listed = moldau("pipeline", "list", str(tmp_path))
+    assert re.search(r"broken +broken", listed.out) and re.search(r"\ba +stopped", listed.out)
+    assert "pipeline.toml:1: there is no key nam; did you mean name?" in listed.err
     moldau("pipeline", "init", str(tmp_path / "b" / "a"))
     assert (
         "two folders have the name a"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
+from pyspark import SparkStageInfo
 
 from moldau.kernel import TopicPartition
 from moldau.spark.exactly_once import (
@@ -22,9 +24,35 @@ from moldau.spark.exactly_once import (
     parse_offset_log,
     unlike_reported,
 )
+from moldau.spark.exactly_once_batches import check_stage
 
 BATCH = Mark("query", 7, "digest")
 ORDERS = TopicPartition("orders", 0)
+
+
+def stage(attempt: int = 0, completed: int = 4, failed: int = 0) -> SparkStageInfo:
+    return SparkStageInfo(7, attempt, "write", 4, 0, completed, failed)
+
+
+@pytest.mark.parametrize(
+    ("told", "is_whole"),
+    [
+        ([stage()], True),
+        ([None, stage(completed=0), stage(completed=3), stage()], True),
+        ([None, stage(completed=3), stage(attempt=1, completed=1)], False),
+        ([stage(completed=3), stage(completed=3, failed=1), stage(failed=1)], False),
+        ([stage(completed=3)], False),
+        ([None], False),
+    ],
+)
+def test_a_stage_is_believed_once_spark_has_told_of_all_its_tasks(
+    told: list[SparkStageInfo | None], is_whole: bool
+) -> None:
+    def look() -> SparkStageInfo | None:
+        return told.pop(0) if len(told) > 1 else told[0]
+
+    with nullcontext() if is_whole else pytest.raises(RuntimeError, match="stage 7"):
+        check_stage(7, look, lambda: None)
 
 
 @pytest.mark.parametrize(

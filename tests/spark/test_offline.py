@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from moldau.client import BlockingProducer
 from moldau.spark.pipelines import PipelineError, Text
-from moldau.spark.pipelines.offline import load, target, unload
+from moldau.spark.pipelines.offline import check_same_load, load, target, unload
 from tests.postgres import Postgres
 from tests.redshift import ROLE, running_redshift
 from tests.spark.clusters import Cluster
@@ -84,6 +85,33 @@ def test_a_load_goes_on_where_the_one_before_it_stopped(
     load(spark, moldau_cluster.bootstrap, topic, SCHEMA, target(lake), checkpoints=tmp_path / "loads")
     found = sorted(path.name for path in (tmp_path / "lake" / f"topic={topic}" / "partition=0").glob("*.parquet"))
     assert found == [f"offsets-{0:020d}-{4:020d}.parquet", f"offsets-{5:020d}-{7:020d}.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (
+            ("postgres:t", {"dsn": "host=a dbname=shop user=x"}),
+            ("postgres:t", {"dsn": "host=a dbname=shop user=y"}),
+            None,
+        ),
+        (
+            ("postgres:t", {"dsn": "host=a dbname=shop"}),
+            ("postgres:t", {"dsn": "postgresql://b/shop"}),
+            "host=b dbname=shop",
+        ),
+        (("iceberg:s.t", {"uri": "a"}), ("iceberg:s.t", {"uri": "b"}), "it is b"),
+        (("parquet:lake", {}), ("parquet:lake", {}), None),
+    ],
+)
+def test_a_load_that_goes_elsewhere_is_not_taken_for_done(
+    first: tuple[str, dict[str, str]], then: tuple[str, dict[str, str]], said: str | None, tmp_path: Path
+) -> None:
+    check_same_load(tmp_path / "load", "one", target(*first))
+    with nullcontext() if said is None else pytest.raises(PipelineError, match=said):
+        check_same_load(tmp_path / "load", "one", target(*then))
+    with pytest.raises(PipelineError, match="has a load of cluster one, and now it is two: give another --checkpoints"):
+        check_same_load(tmp_path / "load", "two", target(*first))
 
 
 def test_what_is_no_table_is_told() -> None:

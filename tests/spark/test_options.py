@@ -110,6 +110,9 @@ def test_a_time_for_all_goes_before_times_for_each_and_those_before_offsets() ->
         ({"subscribe": " , "}, "names no topic"),
         ({"startingOffsets": "first"}, "startingOffsets='first' is not like"),
         ({"startingOffsets": '{"orders": [1]}'}, "is not like"),
+        ({"startingOffsets": '{"orders": {"0": -3}}'}, "startingOffsets of orders-0 is -3"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "startingOffsetsByTimestamp of orders-0 is -1"),
+        ({"startingTimestamp": "-3"}, "startingTimestamp='-3' is no number of milliseconds"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp='yesterday' is no number of milliseconds"),
         ({"startingOffsetsByTimestamp": "[]"}, "startingOffsetsByTimestamp"),
         ({"startingOffsetsByTimestampStrategy": "earliest"}, "is not error or latest"),
@@ -130,6 +133,7 @@ def test_a_time_for_all_goes_before_times_for_each_and_those_before_offsets() ->
         ({"kafka.isolation.level": "serial"}, "isolation.level"),
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
         ({"kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT"),
+        ({"kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism: only PLAINTEXT"),
         ({"startingOffset": "latest"}, "did you mean 'startingOffsets'"),
     ],
 )

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from moldau.cli.errors import CommandError
 from moldau.cli.topic_files import find_files
 from moldau.client import BlockingProducer
 from moldau.kernel import TopicPartition
@@ -96,6 +97,36 @@ def test_another_query_s_file_of_the_same_offsets_is_not_overwritten(journal: Pa
     # Begun from nothing, a query writes what it wrote before.
     (tmp_path / ".moldau" / "shop.orders.json").unlink()
     assert journal.commit(FIRST, "", begun(journal, FIRST, batch((0, 1), (0, 3))))
+
+
+def test_rows_of_offsets_that_an_earlier_batch_has_as_well_are_beside_them(
+    journal: ParquetJournal, tmp_path: Path
+) -> None:
+    # A join of streams gives a record more than one row, and not all of them in one batch.
+    assert journal.commit(FIRST, "", begun(journal, FIRST, batch((0, 5))))
+    assert journal.commit(SECOND, "", begun(journal, SECOND, batch((0, 5))))
+    first = f"offsets-{5:020d}-{5:020d}"
+    assert sorted(path.name for path in journal.root.rglob("*.parquet")) == [
+        f"{first}-batch-1.parquet",
+        f"{first}.parquet",
+    ]
+    with pytest.raises(CommandError, match=r"batch-1\.parquet has other rows of offsets"):
+        visible(tmp_path)
+    # Another checkpoint is a query begun anew, which overwrites.
+    (tmp_path / ".moldau" / "shop.orders.json").unlink()
+    anew = [NumberedBatch("anew", one.batch_id, one.sources) for one in (FIRST, SECOND)]
+    for one in anew:
+        assert journal.commit(one, "", begun(journal, one, batch((0, 5 + one.batch_id))))
+    assert len(list(journal.root.rglob("*.parquet"))) == 3
+
+
+def test_a_file_that_no_pipeline_wrote_is_not_overwritten(journal: ParquetJournal) -> None:
+    files = begun(journal, FIRST, batch((0, 1)))
+    exported = pa.table({"value": [b"x"]})
+    pq.write_table(exported, journal.root / files[0].final)
+    with pytest.raises(ExactlyOnceRefused, match="is of no query, and would be lost"):
+        journal.commit(FIRST, "", files)
+    assert pq.ParquetFile(journal.root / files[0].final).read().column_names == ["value"]
 
 
 def test_rows_without_a_value_have_a_directory_as_well(journal: ParquetJournal) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from moldau.protocol.compression import Compression
 from moldau.spark.exactly_once import ExactlyOnceRefused
 from moldau.spark.exactly_once_sink import local_checkpoint
+from moldau.spark.options import stream_options
 from moldau.spark.sink_columns import SinkSchemaError, check_schema, columns_of
 from moldau.spark.sink_options import SinkOptionError, sink_options
 
@@ -55,6 +56,10 @@ def test_the_columns_of_a_record_are_taken_and_the_option_outweighs_the_topic_co
         ({**SERVERS, "kafka.transactional.id": "x"}, "transactionalId"),
         ({**SERVERS, "exactlyOnce": "yes"}, "exactlyOnce='yes' is not true or false"),
         ({**SERVERS, "tasks": "0"}, "tasks='0' is not a whole number"),
+        ({**SERVERS, "exactly_once": "true"}, "unknown option 'exactly_once': did you mean 'exactlyOnce'"),
+        ({**SERVERS, "kafka.security.protocol": "SSL"}, "only PLAINTEXT"),
+        ({**SERVERS, "kafka.partitioner.class": "x"}, "give a partition column"),
+        ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers is missing"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, str], message: str) -> None:
@@ -68,6 +73,12 @@ def test_producer_settings_are_honoured_under_kafkas_names() -> None:
     assert settings.compression_type is Compression.ZSTD
     assert settings.delivery_timeout_ms == 60_000
     assert settings.enable_idempotence and settings.acks == -1
+
+
+def test_settings_that_mean_nothing_here_are_those_of_the_source() -> None:
+    java = {"kafka.security.protocol": "PLAINTEXT", "kafka.client.dns.lookup": "use_all_dns_ips"}
+    assert sink_options({**SERVERS, **java}) == sink_options(SERVERS)
+    assert stream_options({**SERVERS, **java, "subscribe": "x"}) == stream_options({**SERVERS, "subscribe": "x"})
 
 
 @pytest.mark.parametrize("location", [None, "", "hdfs://name/checkpoint", "/nowhere/at/all"])

@@ -90,12 +90,20 @@ def list_pipelines(
     folder: Folder = ".",
     output: OutputFormat = Output.TABLE,
 ) -> None:
-    """List the pipelines in a folder and right below it, and which of them run."""
-    from moldau.cli.output import show_rows
+    """List the pipelines in a folder and below it, and which of them run."""
+    from moldau.cli.output import say, show_rows
+    from moldau.spark.pipelines import PipelineError
+    from moldau.spark.pipelines.project import read_project
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("**/pipeline.toml")):
-        project = _read(str(path.parent))
+        try:
+            project = read_project(path.parent)
+        except PipelineError as error:
+            say(str(error))
+            name = path.parent.resolve().name
+            rows.append({"pipeline": name, "state": "broken", "queries": None, "pid": None, "folder": str(path.parent)})
+            continue
         told = _running(project)
         queries = [] if told is None else told["queries"]
         failing = sum(query["state"] != "running" for query in queries)
@@ -211,7 +219,7 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     # What becomes of the JVM is told in one line, below.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    settings: dict[str, str] = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings = dict(pipeline_load.QUIET_SPARK)
     for project in projects:
         settings |= project.spark
     where = master or next((project.master for project in projects if project.master), None)
@@ -226,7 +234,6 @@ def _run(projects: Sequence[Project], master: str | None) -> bool:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: asked_to_stop.append(signum))
     try:
-        spark.sparkContext.setLogLevel("ERROR")
         runs = [ProjectRun(spark, project) for project in projects]
         with _Shown() as shown:
             return run_all(runs, lambda: bool(asked_to_stop), shown)

@@ -13,6 +13,8 @@ from moldau.cli.errors import CommandError, usage
 from moldau.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_pairs, parse_time, time_text
 
 CHECKPOINTS = ".moldau/loads"
+# What fails is told in one line, which Spark's own log would bury under traces of Java.
+QUIET_SPARK = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"}
 
 _Options = Annotated[
     list[str] | None,
@@ -129,12 +131,10 @@ def _spark(master: str) -> Iterator[Any]:
     from moldau.spark.errors import reason
     from moldau.spark.pipelines import PipelineError
 
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     try:
-        spark = session("moldau-load", master=master, settings=settings)
+        spark = session("moldau-load", master=master, settings=QUIET_SPARK)
     except JavaMissing as error:
         raise CommandError(str(error)) from error
-    spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
     except PipelineError as error:

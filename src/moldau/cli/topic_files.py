@@ -19,6 +19,8 @@ from moldau.cli.errors import CommandError
 from moldau.kernel import TopicPartition
 
 _NAME = re.compile(r"offsets-(\d{20})-(\d{20})\.(parquet|jsonl)")
+# What a pipeline's sink writes where one offset has several rows: no records of a topic.
+_SHARED = re.compile(r"offsets-\d{20}-\d{20}-batch-\d+\.parquet")
 _PARTITION = re.compile(r"partition=(\d+)")
 
 
@@ -65,6 +67,11 @@ def find_files(directory: str, topic: str | None = None) -> Iterator[TopicFile]:
             where = TopicPartition(entry.removeprefix("topic="), int(matched[1]))
             for name in os.listdir(f"{directory}/{entry}/{inner}"):
                 parts = _NAME.fullmatch(name)
+                if _SHARED.fullmatch(name):
+                    raise CommandError(
+                        f"{directory}/{entry}/{inner}/{name} has other rows of offsets that another file has, too: a "
+                        f"pipeline wrote them; `moldau pipeline unload parquet:{directory}` sends them all"
+                    )
                 if parts is not None:
                     found.append(TopicFile(where, int(parts[1]), int(parts[2]) + 1, parts[3]))
         yield from sorted(found)

@@ -9,11 +9,13 @@ Rows are encoded and then shuffled so that each output partition is one task's (
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import SparkStageInfo, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -28,10 +30,16 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 WriteParcels = Callable[[SinkOptions, Iterator[Any], Membership], Written]
 
 REPORTS = "written binary"
+TRACKER_LOOKS_MAX = 1000
+_LOOK_SECONDS = 0.01
 _NO_CHECKPOINT = (
     "the query's checkpoint is unknown here, and with it the number of the batch: call foreach_batch's function from "
     "writeStream.foreachBatch of a classic Spark session"
 )
+
+
+def _wait() -> None:
+    time.sleep(_LOOK_SECONDS)
 
 
 def foreach_batch(options: Mapping[str, str] | None = None, /, **more: str) -> Callable[[DataFrame, int], None]:
@@ -103,9 +111,20 @@ def _check_stages(spark: SparkSession, written: Sequence[Written]) -> None:
     """A stage that Spark began anew may have writers that it has forgotten."""
     tracker = spark.sparkContext.statusTracker()
     for stage_id in {one.stage_id for one in written}:
-        info = tracker.getStageInfo(stage_id)
+        check_stage(stage_id, partial(tracker.getStageInfo, stage_id))
+
+
+def check_stage(stage_id: int, look: Callable[[], SparkStageInfo | None], wait: Callable[[], None] = _wait) -> None:
+    """Spark's tracker hears of tasks later than the job's result comes, and in order: once it has heard of all of them
+    it has heard of everything before. A stage begun anew must not be taken for one that was not."""
+    for _ in range(TRACKER_LOOKS_MAX):
+        info = look()
         if info is not None and (info.currentAttemptId > 0 or info.numFailedTasks > 0):
             raise RuntimeError(f"stage {stage_id} was begun anew, or a task of it was: the batch is done again")
+        if info is not None and info.numCompletedTasks >= info.numTasks:
+            return
+        wait()
+    raise RuntimeError(f"Spark does not say how stage {stage_id} went: the batch is done again")
 
 
 # -- placing -----------------------------------------------------------------------------------------------------------

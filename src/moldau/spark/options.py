@@ -68,7 +68,7 @@ _REFUSED_SETTINGS = {
     "enable.auto.commit": "the query's checkpoint holds its place; groupId publishes it",
     "interceptor.classes": "records must reach the query unchanged",
 }
-# Settings of Java's consumer that mean nothing here: memory, class names, group membership, telemetry.
+# Settings of Java's clients that mean nothing here: memory, class names, group membership, telemetry.
 _SETTINGS_WITHOUT_EFFECT = frozenset(
     {
         "auto.include.jmx.reporter",
@@ -162,7 +162,7 @@ def wants_headers(given: Mapping[str, str]) -> bool:
 
 
 def _parse(options: Mapping[str, str], default_start: Bound) -> SourceOptions:
-    _check_spelling(options)
+    check_spelling(options, SOURCE_OPTIONS)
     subscription = _subscription(options)
     consumer = _consumer(options)
     offsets_min = _positive("minOffsetsPerTrigger", options)
@@ -200,8 +200,9 @@ def _lowered(given: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in given.items()}
 
 
-def _check_spelling(options: Iterable[str]) -> None:
-    known = {name.lower(): name for name in SOURCE_OPTIONS}
+def check_spelling(options: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse what is almost one of `names`: an option that is silently left alone would be missed."""
+    known = {name.lower(): name for name in names}
     for name in options:
         if name in known or name.startswith("kafka."):
             continue
@@ -261,25 +262,30 @@ def _bound(side: Literal["starting", "ending"], options: Mapping[str, str], defa
     everywhere, each, place = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
     if everywhere.lower() in options:
         text = options[everywhere.lower()].strip()
-        try:
-            return Bound(timestamp_ms=int(text))
-        except ValueError:
-            raise OptionError(f"{everywhere}={text!r} is no number of milliseconds since 1970") from None
+        if not text.isdecimal():
+            raise OptionError(f"{everywhere}={text!r} is no number of milliseconds since 1970")
+        return Bound(timestamp_ms=int(text))
     if each.lower() in options:
-        return Bound(timestamps_ms=_offsets(each, options[each.lower()]))
+        return Bound(timestamps_ms=_offsets(each, options[each.lower()], number_min=0))
     text = options.get(place.lower(), "").strip()
     if not text:
         return default
     if text.lower() in ("latest", "earliest"):
         return Bound(LATEST if text.lower() == "latest" else EARLIEST)
-    return Bound(offsets=_offsets(place, text))
+    return Bound(offsets=_offsets(place, text, number_min=EARLIEST))
 
 
-def _offsets(name: str, text: str) -> Offsets:
+def _offsets(name: str, text: str, number_min: int) -> Offsets:
     try:
-        return offsets_from_json(json.loads(text))
+        offsets = offsets_from_json(json.loads(text))
     except (OffsetsFormatError, ValueError):
         raise OptionError(f'{name}={text.strip()!r} is not like {{"topic": {{"0": 23, "1": -1}}}}') from None
+    for where, number in offsets.items():
+        if number < number_min:
+            raise OptionError(
+                f"{name} of {where} is {number}, which is neither offset nor time: {number_min} is the least"
+            )
+    return offsets
 
 
 def _late_start(options: Mapping[str, str]) -> Literal["error", "latest"]:
@@ -382,18 +388,24 @@ def _consumer(options: Mapping[str, str]) -> ConsumerSettings:
 
 
 def parse_client_settings(settings: Mapping[str, str], parse: Callable[[Mapping[str, object]], S]) -> S:
-    """The settings of our client that `parse` makes of Java's: what has no meaning here is left out or refused."""
+    """The settings of our client that `parse` makes of Java's."""
+    try:
+        return parse(settings_with_effect(settings))
+    except SettingsError as error:
+        raise OptionError(f"option kafka.*: {error}") from None
+
+
+def settings_with_effect(settings: Mapping[str, str]) -> dict[str, str]:
+    """Java's settings without those that have no meaning here; what cannot be done is refused."""
     if not settings.get("bootstrap.servers", "").strip():
         raise OptionError("kafka.bootstrap.servers is missing: set the option to host:port of a broker")
     protocol = settings.get("security.protocol", "PLAINTEXT").strip()
-    if protocol.upper() != "PLAINTEXT" or any(name.startswith(_SECURITY_SETTINGS) for name in settings):
-        raise OptionError(f"kafka.security.protocol={protocol}: only PLAINTEXT is spoken here so far")
-    kept = {
+    secure = next((name for name in settings if name.startswith(_SECURITY_SETTINGS)), None)
+    if protocol.upper() != "PLAINTEXT" or secure is not None:
+        asked = f"security.protocol={protocol}" if secure is None else secure
+        raise OptionError(f"kafka.{asked}: only PLAINTEXT is spoken here so far")
+    return {
         name: value
         for name, value in settings.items()
         if name not in _SETTINGS_WITHOUT_EFFECT and name != "security.protocol"
     }
-    try:
-        return parse(kept)
-    except SettingsError as error:
-        raise OptionError(f"option kafka.*: {error}") from None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moldau.client import ProducerSettings, SettingsError, producer_settings
+from moldau.spark.errors import OptionError
+from moldau.spark.options import check_spelling, client_settings, settings_with_effect
 
 # What a task encodes at once makes large batches for free; Kafka's own 16 KiB would be a request for 150 rows.
 BATCH_BYTES_DEFAULT = 256 << 10
@@ -13,13 +15,14 @@ BATCH_BYTES_DEFAULT = 256 << 10
 TRANSACTION_TIMEOUT_MS_DEFAULT = 300_000
 BATCH_ATTEMPTS_DEFAULT = 3
 
-_PREFIX = "kafka."
+SINK_OPTIONS = ("topic", "exactlyOnce", "transactionalId", "checkpointLocation", "tasks", "batchAttempts")
 # Kafka's keys that the sink decides itself.
 _NOT_HERE = {
     "transactional.id": "use the option transactionalId with exactlyOnce",
     "key.serializer": "key and value are columns of strings or binary",
     "value.serializer": "key and value are columns of strings or binary",
     "partitioner": "give a partition column",
+    "partitioner.class": "give a partition column",
 }
 
 
@@ -54,20 +57,18 @@ class SinkOptions:
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Parse and check; options that belong to others (Spark's `path`, `checkpointLocation`) are left alone."""
     options = {name.lower(): value for name, value in given.items()}
-    bootstrap = options.get(_PREFIX + "bootstrap.servers")
-    if not bootstrap:
-        raise SinkOptionError("option kafka.bootstrap.servers is missing: give at least one host:port")
-    producer = {
-        name.removeprefix(_PREFIX): str(value)
-        for name, value in options.items()
-        if name.startswith(_PREFIX) and name != _PREFIX + "bootstrap.servers"
-    }
+    try:
+        check_spelling(options, SINK_OPTIONS)
+        producer = settings_with_effect(client_settings(options))
+    except OptionError as error:
+        raise SinkOptionError(str(error)) from None
+    bootstrap = producer.pop("bootstrap.servers")
     for name, remedy in _NOT_HERE.items():
         if name in producer:
             raise SinkOptionError(f"option kafka.{name} cannot be set for a sink: {remedy}")
     parsed = SinkOptions(
         bootstrap=bootstrap,
-        topic=options.get("topic"),
+        topic=options.get("topic", "").strip() or None,
         producer=producer,
         exactly_once=_boolean("exactlyOnce", options.get("exactlyonce", "false")),
         transactional_id=options.get("transactionalid"),
@@ -78,7 +79,8 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     try:
         settings = parsed.producer_settings("checked-only" if parsed.exactly_once else None)
     except SettingsError as error:
-        raise SinkOptionError(f"option kafka.{error}") from error
+        is_unknown = str(error).startswith("unknown")
+        raise SinkOptionError(f"option kafka.{'*: ' if is_unknown else ''}{error}") from error
     if settings.acks == 0:
         raise SinkOptionError("option kafka.acks=0 cannot be used: no one would hear of records that were lost")
     return parsed

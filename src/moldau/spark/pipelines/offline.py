@@ -10,6 +10,7 @@ interrupted, or the topic has grown, it goes on. Unloading is a batch query: at 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,10 +23,13 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from moldau.client import ClusterClient
+from moldau.spark import clients
 from moldau.spark.pipelines.delta import deltalake
 from moldau.spark.pipelines.errors import PipelineError
 from moldau.spark.pipelines.formats import Format
 from moldau.spark.pipelines.iceberg import load_catalog
+from moldau.spark.pipelines.lake_rules import first_line
 from moldau.spark.pipelines.pipeline import Pipeline
 from moldau.spark.pipelines.postgres import psycopg
 from moldau.spark.pipelines.postgres_rules import quoted
@@ -36,6 +40,7 @@ ROWS_AT_ONCE = 200_000
 _KINDS = ("delta", "iceberg", "parquet", "postgres", "redshift")
 _DATABASES = ("postgres", "redshift")
 _S3 = "s3."
+_LOAD = "load.json"
 # Partitions that have nothing so late begin at their end.
 _LATE = {"startingOffsetsByTimestampStrategy": "latest"}
 # What is wanted beside the place: name -> what it is.
@@ -89,7 +94,9 @@ def load(
     """Load the records with times from `start_ms` on and before `until_ms`. The name under which it is known."""
     asked = f"{topic}|{into}|{start_ms}|{until_ms}"
     name = f"load-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
-    pipeline = Pipeline(spark, bootstrap, name=name, checkpoints=Path(checkpoints) / name, options=options)
+    directory = Path(checkpoints) / name
+    check_same_load(directory, clients.run(bootstrap, _cluster_id), into)
+    pipeline = Pipeline(spark, bootstrap, name=name, checkpoints=directory, options=options)
     first = {} if start_ms is None else {"startingTimestamp": str(start_ms), **_LATE}
     rows = pipeline.stream(topic, schema, dead_letters=dead_letters, options=first)
     # The first offset that is late enough may be followed by records that are earlier.
@@ -99,6 +106,43 @@ def load(
         rows = rows.where(F.col(TIMESTAMP) < F.timestamp_millis(F.lit(until_ms)))
     pipeline.run(_into(rows, into, topic))
     return name
+
+
+def check_same_load(directory: Path, cluster_id: str | None, into: Target) -> None:
+    """PipelineError when what is done there was of another cluster, or went elsewhere: it would be taken for done."""
+    path, mine = directory / _LOAD, {"cluster": cluster_id, "into": _whereabouts(into)}
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(mine), encoding="utf-8")
+        return
+    if there != mine:
+        key = next(key for key in mine if there.get(key) != mine[key])
+        raise PipelineError(
+            f"{directory} has a load {'of cluster' if key == 'cluster' else 'into'} {there.get(key)}, and now it is "
+            f"{mine[key]}: give another --checkpoints to load all of it anew"
+        )
+
+
+async def _cluster_id(client: ClusterClient) -> str | None:
+    return (await client.metadata(())).cluster_id
+
+
+def _whereabouts(into: Target) -> str:
+    """Where a table is, without users and secrets, which may change."""
+    if into.kind in _DATABASES:
+        pg = psycopg()
+        try:
+            told = pg.conninfo.conninfo_to_dict(into.options["dsn"])
+        except pg.Error as error:
+            raise PipelineError(f"{into}: dsn: {first_line(error)}") from None
+        return " ".join(
+            f"{name}={told[name]}" for name in ("service", "host", "hostaddr", "port", "dbname") if name in told
+        )
+    if into.kind == "iceberg":
+        return " ".join(into.options[name] for name in ("name", "uri", "warehouse") if name in into.options)
+    return into.place if "://" in into.place else os.path.abspath(into.place)
 
 
 def _into(rows: Stream, into: Target, topic: str) -> Query:

@@ -6,12 +6,14 @@
 Tasks write files under hidden names and sync them. The driver then replaces the query's journal, which is the moment of
 the commit: whoever comes after a crash gives the journal's files their names before anything else. No Spark here.
 Names are those of `moldau topic export`; a file is named by the first and the last offset that it has rows of, and says
-within of which query it is.
+within of which query and checkpoint it is. Where an earlier batch has rows of the same offsets (a join gives a record
+more than one row, a topic was made again), the batch's number is in the name as well.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -32,8 +34,9 @@ from moldau.spark.pipelines.batch_rules import is_next, offsets_by_topic
 
 PARTITION, OFFSET = "_partition", "_offset"
 _HIDDEN = ".moldau"
+_CHECKPOINT_CHARACTERS = 8
 _TOKEN_BYTES = 8
-_QUERY = b"moldau.query"
+_QUERY, _CHECKPOINT = b"moldau.query", b"moldau.checkpoint"
 # What Hive, Spark and their kind take for a null in a directory's name.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
@@ -62,7 +65,8 @@ class ParquetJournal:
     def __init__(self, directory: str, topic: str, query: str) -> None:
         self.root = Path(directory) / f"topic={topic}"
         self._query = quote(query, safe="")
-        self._own = re.compile(rf"\.{re.escape(self._query)}-[0-9a-f]{{{2 * _TOKEN_BYTES}}}-\d+\.partial")
+        checkpoint, token = (rf"[0-9a-f]{{{count}}}" for count in (_CHECKPOINT_CHARACTERS, 2 * _TOKEN_BYTES))
+        self._own = re.compile(rf"\.{re.escape(self._query)}-{checkpoint}-{token}-\d+\.partial")
         self._path = Path(directory) / _HIDDEN / f"{self._query}.json"
 
     def begin(self, batch: NumberedBatch) -> str | None:
@@ -73,7 +77,9 @@ class ParquetJournal:
                 # Not those of a query whose name only begins like this one's: its journal may name them already.
                 if self._own.fullmatch(left.name):
                     left.unlink(missing_ok=True)
-        return f".{self._query}-{secrets.token_hex(_TOKEN_BYTES)}" if is_wanted else None
+        if not is_wanted:
+            return None
+        return f".{self._query}-{_checkpoint(batch)}-{secrets.token_hex(_TOKEN_BYTES)}"
 
     def commit(self, batch: NumberedBatch, prefix: str, files: Sequence[WrittenFile]) -> bool:
         """Make the files visible, with the batch's mark. False when another driver has written the batch."""
@@ -83,28 +89,30 @@ class ParquetJournal:
             lost = [one.hidden for one in files if not (self.root / one.hidden).exists()]
             if lost:
                 raise FilesLost(f"batch {batch.batch_id}: {lost[0]} is gone, for another driver runs the query")
-            for one in files:
-                self._check_name(one)
             journal = {
                 "mark": batch.mark.to_metadata(),
                 "offsets": offsets_by_topic(batch.sources),
-                "files": [[one.hidden, one.final] for one in files],
+                "files": [[one.hidden, self._name_of(one, batch)] for one in files],
             }
             _replace_durably(self._path, json.dumps(journal))
             self._finish(journal)
             return True
 
-    def _check_name(self, file: WrittenFile) -> None:
-        """A replay overwrites its own files, and nobody else's: two queries may have rows of the same offsets."""
+    def _name_of(self, file: WrittenFile, batch: NumberedBatch) -> str:
+        """A query begun anew overwrites what it wrote before, and nothing else: another batch's rows stay."""
         path = self.root / file.final
         if not path.is_file():
-            return
-        owner = (pq.read_schema(path).metadata or {}).get(_QUERY)
-        if owner is not None and owner.decode() != self._query:
+            return file.final
+        told = pq.read_schema(path).metadata or {}
+        owner = told.get(_QUERY, b"").decode()
+        if owner != self._query:
+            named = f"query {unquote(owner)}" if owner else "no query"
             raise ExactlyOnceRefused(
-                f"{path} is of query {unquote(owner.decode())}, and would be lost: two queries write "
-                "into one directory; give one of them another"
+                f"{path} is of {named}, and would be lost: give each query a directory that nobody else writes into"
             )
+        if told.get(_CHECKPOINT, b"").decode() != _checkpoint(batch):
+            return file.final
+        return file.final.removesuffix(".parquet") + f"-batch-{batch.batch_id}.parquet"
 
     def _is_next(self, mark: Mark) -> bool:
         try:
@@ -139,7 +147,7 @@ def write_files(
     The text in the column `by` names a directory, and is not written into the file once more; a null has one, too.
     """
     written: list[WrittenFile] = []
-    owner = prefix[1:].rpartition("-")[0]
+    owner, checkpoint, _ = prefix[1:].rsplit("-", 2)
     writer: Any = None
     try:
         for batch in _by_partition(batches, by):
@@ -150,7 +158,8 @@ def write_files(
                 _close(root, writer, written)
                 hidden = f"{folder}/{prefix}-{attempt}.partial"
                 (Path(root) / hidden).parent.mkdir(parents=True, exist_ok=True)
-                schema = batch.schema.with_metadata({**(batch.schema.metadata or {}), _QUERY: owner})
+                told = {**(batch.schema.metadata or {}), _QUERY: owner, _CHECKPOINT: checkpoint}
+                schema = batch.schema.with_metadata(told)
                 writer = pq.ParquetWriter(Path(root) / hidden, schema)
                 written.append(WrittenFile(hidden, folder, offsets[0].as_py(), offsets[-1].as_py()))
             writer.write_batch(batch)
@@ -159,6 +168,10 @@ def write_files(
     finally:
         _close(root, writer, written)
     return written
+
+
+def _checkpoint(batch: NumberedBatch) -> str:
+    return hashlib.sha256(batch.query_id.encode()).hexdigest()[:_CHECKPOINT_CHARACTERS]
 
 
 def _folder(batch: Any, by: str | None) -> str:

@@ -140,12 +140,13 @@ class Pipeline:
             )
         complain = form.complainer()
 
-        @F.udf(_COMPLAINT)
         def complaint(value: Any) -> tuple[str, str, str]:
             found = complain(None if value is None else bytes(value))
             return found.kind, found.reason, found.stack
 
-        bad = form.with_rows(records).where(F.size(ROWS) == 0).drop(ROWS).withColumn("why", complaint("value"))
+        # Spark reads type hints, and warns of those that it makes nothing of: a lambda has none.
+        told_by = F.udf(lambda value: complaint(value), _COMPLAINT)
+        bad = form.with_rows(records).where(F.size(ROWS) == 0).drop(ROWS).withColumn("why", told_by("value"))
         told = {
             dead_letters.TOPIC: F.col("topic"),
             dead_letters.PARTITION: F.col("partition").cast("string"),

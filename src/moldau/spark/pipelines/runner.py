@@ -46,6 +46,7 @@ class ProjectRun:
         self._running: dict[str, StreamingQuery] = {}
         self._runs: dict[str, Run] = {}
         self._ended: dict[str, tuple[str, str]] = {}  # name -> state and why
+        self._failed: dict[str, str] = {}  # name -> why it did the last time
 
     def start(self) -> None:
         self._told.begin()
@@ -105,6 +106,7 @@ class ProjectRun:
             self._ended[name] = ("refused", why)
             logger.error("query_refused pipeline=%s query=%s error=%r", self.project.name, name, why)
             return
+        self._failed[name] = why
         self._runs[name] = after_failure(self._runs[name], self._clock())
         logger.warning("query_failed pipeline=%s query=%s error=%r", self.project.name, name, why)
 
@@ -116,12 +118,10 @@ class ProjectRun:
             state, refusal = self._ended[name]
             return replace(status_of(name, state, told), error=refusal)
         run = self._runs.get(name)
-        if run is not None and run.begin_at is not None:
-            error = running.exception() if running is not None and not running.isActive else None
-            why = reason(error) if error is not None else None
-            return replace(status_of(name, "failed", told), failures=run.failures, error=why)
-        state = "running" if running is not None and running.isActive else "stopped"
-        return replace(status_of(name, state, told), failures=0 if run is None else run.failures)
+        failures = 0 if run is None else run.failures
+        if running is not None and running.isActive:
+            return replace(status_of(name, "running", told), failures=failures)
+        return replace(status_of(name, "failed", told), failures=failures, error=self._failed.get(name))
 
 
 def _reads(query: StreamingQuery) -> bool:

@@ -18,7 +18,7 @@ class QueryStatus:
     """One query; numbers are those of its last batch."""
 
     name: str
-    state: str  # running, failed, refused, stopped
+    state: str  # running, failed, refused
     batch: int | None = None
     input_rows_per_second: float | None = None
     processed_rows_per_second: float | None = None
