@@ -122,6 +122,35 @@ def test_a_second_broker_with_the_same_id_is_refused_while_the_first_lives(clust
     assert answer.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
 
 
+def test_a_second_broker_with_the_same_id_is_refused_by_a_controller_that_has_not_heard_of_the_first(
+    cluster: Cluster,
+) -> None:
+    active = cluster.node(cluster.active())
+    first = active.controller.latest.brokers[4]
+    sessions = active.active.sessions
+
+    async def register(listeners: list[BrokerRegistrationRequest.Listener]) -> tuple[int, bool]:
+        """As if this controller had just been elected: what it answers, and whether it suspects the first."""
+        sessions.begin(4, first.epoch, active.clock.monotonic_ms())
+        features = [BrokerRegistrationRequest.Feature("metadata.version", 7, 30)]
+        other = bytes(range(16))
+        request = BrokerRegistrationRequest(
+            4, active.cluster_id, other, listeners=listeners, features=features, log_dirs=[other]
+        )
+        answer = await active.active.answer(request, 4)
+        session = sessions.find(4)
+        assert session is not None
+        is_suspect = session.suspect_until_ms is not None
+        sessions.touch(4, first.epoch, 0, active.clock.monotonic_ms())
+        return answer.error_code, is_suspect
+
+    here = [BrokerRegistrationRequest.Listener(*each) for each in first.endpoints]
+    for listeners, is_suspect in (([], False), (here, True)):
+        refusal = ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        assert cluster.run_on(active.node_id, register(listeners)) == (refusal, is_suspect)
+    assert active.controller.latest.brokers[4].epoch == first.epoch
+
+
 def test_a_broker_of_another_cluster_is_refused(cluster: Cluster) -> None:
     request = BrokerRegistrationRequest(9, "another", bytes(range(16)), log_dirs=[bytes(range(16))])
     answer = cluster.ask(cluster.active(), request, controller=True)

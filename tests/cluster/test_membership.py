@@ -11,6 +11,7 @@ from moldau.cluster import (
     BrokerSessions,
     MetadataImage,
     PartitionPolicy,
+    comes_from_the_same_place,
     decide_alter_partition,
     decide_heartbeat,
     decide_reassign,
@@ -80,8 +81,34 @@ def test_a_new_incarnation_waits_for_the_end_of_the_old_session(image: MetadataI
 def test_a_new_incarnation_does_not_wait_for_one_whose_connection_broke(
     image: MetadataImage, sessions: BrokerSessions
 ) -> None:
+    sessions.touch(1, 101, 7, NOW)
     sessions.suspect(1, 101, NOW + 400)
     assert register(image, sessions).response == 500
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_a_name_of_which_a_new_controller_has_not_heard_yet_is_taken(
+    image: MetadataImage, sessions: BrokerSessions, is_suspect: bool
+) -> None:
+    """For a session from its election, or until a suspicion has run out: what lives has told of itself by then."""
+    end_ms = NOW + 9000
+    if is_suspect:
+        end_ms = NOW + 400
+        sessions.suspect(1, 101, end_ms)
+    with pytest.raises(KafkaError) as refusal:
+        register(image, sessions, end_ms - 1)
+    assert refusal.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    assert register(image, sessions, end_ms).response == 500
+
+
+def test_a_new_incarnation_comes_from_the_place_of_the_old_one_if_it_listens_there(image: MetadataImage) -> None:
+    registered = image.brokers[1].endpoints
+    assert registered
+    listeners = [BrokerRegistrationRequest.Listener(*each) for each in registered]
+    assert comes_from_the_same_place(image, BrokerRegistrationRequest(1, listeners=listeners))
+    listeners[0].port += 1
+    assert not comes_from_the_same_place(image, BrokerRegistrationRequest(1, listeners=listeners))
+    assert not comes_from_the_same_place(image, BrokerRegistrationRequest(9, listeners=listeners))
 
 
 def test_the_same_incarnation_keeps_its_epoch_and_its_place(image: MetadataImage, sessions: BrokerSessions) -> None:

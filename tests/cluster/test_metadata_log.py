@@ -60,7 +60,7 @@ class Store:
         return self.log.load()
 
     def snapshot(self, image: MetadataImage) -> None:
-        self.log.note_snapshot(image, self.log.write_snapshot(image, NOW_MS))
+        self.log.note_snapshot(image, self.log.write_snapshot(image, self.log.voters, NOW_MS))
 
 
 def _configs(image: MetadataImage) -> dict[str, str]:
@@ -193,6 +193,56 @@ def _damage_newest(store: Store, cut: int) -> str:
         data[len(data) // 2] ^= 1
     store.disk.replace_file(path, bytes(data))
     return path
+
+
+def test_a_snapshot_that_came_from_the_leader_meanwhile_is_the_newer_one() -> None:
+    store, leader = Store(), Store()
+    store.append(_set("a", "1"))
+    image = store.reopened()
+    size = store.log.write_snapshot(image, store.log.voters, NOW_MS)
+    for number in range(5):
+        leader.append(_set("a", str(number)), epoch=2)
+    leader.snapshot(leader.reopened())
+    newest = leader.log.snapshot
+    assert newest is not None
+    found = leader.log.read_snapshot_bytes(newest, 0, 1 << 20)
+    assert found is not None
+    store.log.install_snapshot(newest, found[1])
+    store.log.note_snapshot(image, size)
+    assert store.log.snapshot == store.log.first_snapshot == newest
+    assert store.log.last_epoch == 2
+    for _ in range(2):
+        store.append(_set("b", "1"), epoch=2)
+        store.snapshot(store.log.load())
+    assert _configs(store.reopened()) == {"a": "4", "b": "1"}
+
+
+def test_only_snapshots_from_which_the_log_goes_on_are_shown_to_others() -> None:
+    store, leader = Store(), Store()
+    store.snapshot(store.reopened())
+    leader.append(_set("a", "1"), epoch=2)
+    leader.snapshot(leader.reopened())
+    newest = leader.log.snapshot
+    assert newest is not None
+    found = leader.log.read_snapshot_bytes(newest, 0, 1 << 20)
+    assert found is not None
+    store.log.install_snapshot(newest, found[1])
+    assert store.log.first_snapshot == newest
+    store.reopened()
+    assert store.log.first_snapshot == newest
+
+
+def test_a_log_whose_checkpoint_is_missing_is_refused() -> None:
+    store = Store()
+    for _ in range(3):
+        store.append(_set("a", "1"))
+        store.snapshot(store.reopened())
+        store.log.log.roll(NOW_MS)
+    for name in store.disk.list(store.log.path):
+        if name.endswith(".checkpoint"):
+            store.disk.remove(f"{store.log.path}/{name}")
+    with pytest.raises(MetadataLogError, match="the checkpoint before it is missing"):
+        store.reopened()
 
 
 FOOTER_BYTES = 78

@@ -13,6 +13,7 @@ from typing import Any
 
 from moldau.consensus import (
     AdvanceHighWatermark,
+    AgreedRecordsLostError,
     AppendFetched,
     AppendLeaderChange,
     AppendVoters,
@@ -281,6 +282,12 @@ class Member:
     def receive_answer(self, sender: int, request: Request, answer: Any) -> None:
         quorum, now_ms = self.quorum, self.sim.now_ms
         assert quorum is not None
+        try:
+            self._take(quorum, sender, request, answer, now_ms)
+        except AgreedRecordsLostError as lost:
+            raise Violation(str(lost)) from None  # no disk is lost here
+
+    def _take(self, quorum: Quorum, sender: int, request: Request, answer: Any, now_ms: int) -> None:
         match request:
             case VoteRequest():
                 self.act(quorum.on_vote_answer(sender, request, answer, now_ms))

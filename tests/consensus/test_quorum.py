@@ -10,6 +10,7 @@ import pytest
 from moldau.consensus import (
     NO_LEADER,
     AdvanceHighWatermark,
+    AgreedRecordsLostError,
     AppendLeaderChange,
     BeginEpochRequest,
     EndEpochRequest,
@@ -137,6 +138,47 @@ def test_a_vote_is_given_once_in_an_epoch_and_kept_over_a_restart() -> None:
     assert not again.on_vote(VoteRequest(1, ReplicaKey(3), 5, 5, False, KEY), NOW)[1].granted
     fenced = again.on_vote(VoteRequest(0, ReplicaKey(3), 5, 5, False, KEY), NOW)[1]
     assert fenced.error is ErrorCode.FENCED_LEADER_EPOCH
+
+
+def test_an_observer_that_loses_sight_of_its_leader_gives_no_second_vote_in_the_epoch() -> None:
+    """It may vote: that it is a voter may stand in a record that it has not read yet."""
+    voters = Voters.of([Voter(ReplicaKey(2)), Voter(ReplicaKey(3))])
+    machine = Quorum(KEY, Log(), QuorumState(), voters, config=QuorumConfig(), dice=SeededDice("observer"))
+    machine.start(NOW)
+    assert machine.on_vote(VoteRequest(1, ReplicaKey(2), 0, 0, False, KEY), NOW)[1].granted
+    (persisted,) = machine.on_begin_epoch(BeginEpochRequest(1, 2, KEY), NOW)[0]
+    machine.poll(machine.due_ms)
+    machine.poll(machine.due_ms + 10_000)
+    assert machine.role is Role.UNATTACHED and machine.leader_id == NO_LEADER
+    other = VoteRequest(1, ReplicaKey(3), 5, 5, False, KEY)
+    assert not machine.on_vote(other, NOW)[1].granted
+    assert isinstance(persisted, PersistState)
+    again = Quorum(KEY, Log(), persisted.state, voters, config=QuorumConfig(), dice=SeededDice("observer"))
+    again.start(NOW)
+    again.poll(again.due_ms + 10_000)
+    again.poll(again.due_ms + 10_000)
+    assert again.leader_id == NO_LEADER and not again.on_vote(other, NOW)[1].granted
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+def test_a_leader_without_what_was_agreed_is_told_of_and_nothing_is_cut(is_snapshot: bool) -> None:
+    """Most of those who agreed have lost their disks."""
+    log = Log(end_offset=9, last_epoch=3)
+    machine = quorum(3, log=log)
+    machine.start(NOW)
+    machine.on_begin_epoch(BeginEpochRequest(4, 2, KEY), NOW)
+    (first,) = [each for each in machine.poll(NOW) if isinstance(each, Send)]
+    assert isinstance(first.request, FetchRequest)
+    machine.on_fetch_answer(2, first.request, FetchAnswer(4, 2, high_watermark=8), NOW)
+    machine.on_begin_epoch(BeginEpochRequest(5, 3, KEY), NOW)
+    (second,) = [each for each in machine.poll(NOW) if isinstance(each, Send)]
+    assert isinstance(second.request, FetchRequest)
+    end = EpochEnd(3, 6)
+    answer = FetchAnswer(5, 3, high_watermark=-1, snapshot=end) if is_snapshot else FetchAnswer(5, 3, diverging=end)
+    with pytest.raises(
+        AgreedRecordsLostError, match=r"node 3, which leads epoch 5, parts from ours at offset 6, .* below 8 "
+    ):
+        machine.on_fetch_answer(3, second.request, answer, NOW)
 
 
 def test_a_vote_for_a_directory_that_is_not_ours_is_refused() -> None:

@@ -6,6 +6,7 @@ from moldau.protocol.batches import Record, iterate_batches, iterate_records
 from moldau.storage import PartitionLog
 from moldau.storage.cleaning.job import Cleaned, run
 from moldau.storage.cleaning.swap import announce, retire
+from moldau.storage.transaction_index import AbortedTransaction
 from moldau.testing.disk import SimulatedDisk
 
 MAP_BYTES = 1 << 20
@@ -40,14 +41,29 @@ def clean_log(
 
 def stored(log: PartitionLog) -> list[Record]:
     """Every record of the log but markers, as a reader that goes from its start to its end gets them."""
+    return _records(log, [])
+
+
+def committed(log: PartitionLog) -> list[Record]:
+    """What is left of them for who reads only what was committed: it goes by the log's list of aborted transactions."""
+    return _records(log, log.aborted_transactions(log.start_offset, log.end_offset))
+
+
+def _records(log: PartitionLog, aborted: list[AbortedTransaction]) -> list[Record]:
     records: list[Record] = []
+    to_come = sorted(aborted, key=lambda each: each.first_offset)
+    dropped: set[int] = set()
     offset = log.start_offset
     while offset < log.end_offset:
         piece = log.read(offset, 1 << 20, offset_max=log.end_offset)
         if piece is None:
             break
         for header, batch in iterate_batches(piece.read()):
-            if not header.is_control:
+            while to_come and to_come[0].first_offset <= header.last_offset:
+                dropped.add(to_come.pop(0).producer_id)
+            if header.is_control:
+                dropped.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in dropped):
                 records += iterate_records(batch)
         assert piece.next_offset > offset, "a reader would never get past this"
         offset = piece.next_offset

@@ -13,7 +13,7 @@ from moldau.protocol.compression import Compression
 from moldau.protocol.markers import Marker, build_marker
 from moldau.storage import LogConfig, PartitionLog
 from moldau.testing.disk import PowerLoss, SimulatedDisk
-from tests.storage.cleaning_kit import clean_log, stored
+from tests.storage.cleaning_kit import clean_log, committed, stored
 from tests.storage.kit import new_disk
 
 NOW_MS = 1_700_000_000_000
@@ -130,6 +130,23 @@ def test_records_of_an_aborted_transaction_go_and_its_marker_outlives_them_by_th
     log.roll(NOW_MS)
     clean_log(log, disk, 6, NOW_MS + 1 + DAY_MS)
     assert [header.base_offset for header in headers(log) if header.is_control] == [4]
+
+
+def test_what_was_aborted_behind_the_begin_of_an_open_transaction_stays_aborted() -> None:
+    disk = new_disk()
+    log = open_log(disk)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    put(log, ("o", "open"), producer_id=6, producer_epoch=0, base_sequence=0, transactional=True)
+    put(log, ("a", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    end_transaction(log, 7, committed=False)
+    put(log, ("b", "aborted"), producer_id=8, producer_epoch=0, base_sequence=0, transactional=True)
+    log.roll(NOW_MS)
+    end_transaction(log, 8, committed=False)
+    assert clean_log(log, disk, None, NOW_MS) == 2
+    end_transaction(log, 6, committed=True)
+    assert [record.offset for record in committed(log)] == [1, 2]
+    assert not any(header.has_delete_horizon for header in headers(log))
 
 
 def test_cleaning_stops_before_an_open_transaction_the_active_segment_and_what_is_too_young() -> None:

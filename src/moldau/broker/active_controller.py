@@ -22,6 +22,7 @@ from moldau.cluster import (
     MetadataImage,
     PartitionPolicy,
     check_broker_epoch,
+    comes_from_the_same_place,
     decide_allocate_producer_ids,
     decide_alter_partition,
     decide_assign_directory,
@@ -151,7 +152,7 @@ class ActiveController:
             return
         for broker in controller.latest.brokers.values():
             session = self.sessions.find(broker.node_id)
-            if broker.fenced or session is None or session.metadata_offset >= 0 or not broker.endpoints:
+            if broker.fenced or session is None or session.is_heard or not broker.endpoints:
                 continue
             endpoint = broker.endpoints[0]
             probe = self._node.loop.create_task(self._probe(broker.node_id, broker.epoch, endpoint.host, endpoint.port))
@@ -206,8 +207,8 @@ class ActiveController:
         node, controller = self._node, self._node.controller
         now_ms = node.clock.monotonic_ms()
         old = self.sessions.find(request.broker_id)
-        if old is not None and old.metadata_offset < 0:
-            # Never heard of since we lead, and somebody else comes in its name.
+        if old is not None and not old.is_heard and comes_from_the_same_place(controller.latest, request):
+            # Somebody comes in its name, from where it should be: it is gone, unless we hear of it now.
             self.suspect(request.broker_id, old.epoch)
         epoch: int = await self._change(
             lambda image: decide_register_broker(

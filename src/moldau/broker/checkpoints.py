@@ -133,12 +133,15 @@ class Checkpoints:
             for partition in self._replicas.in_directory(directory):
                 name = TopicPartition(partition.topic, partition.index)
                 recovery[name] = partition.log.recovery_point
-                if partition.truncation_wanted is not None:
-                    # Told before the log is cut: one that ends below its recovery point is taken for damaged.
-                    recovery[name] = min(recovery[name], partition.truncation_wanted)
-                high[name] = partition.high_watermark
                 if partition.cleaned_to is not None:
                     cleaned[name] = partition.cleaned_to
+                if partition.truncation_wanted is not None:
+                    # Told before the log is cut: one that ends below its recovery point is taken for damaged, and what
+                    # is written there anew is not clean.
+                    for offsets in (recovery, cleaned):
+                        if name in offsets:
+                            offsets[name] = min(offsets[name], partition.truncation_wanted)
+                high[name] = partition.high_watermark
                 start_offset = max(partition.log.vouched_start_offset, partition.start_wanted)
                 if start_offset:
                     starts[name] = start_offset

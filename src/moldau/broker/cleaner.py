@@ -124,15 +124,16 @@ class Cleaner:
         job = log.cleaning_job(dirt, now_ms, self._settings.integer("log.cleaner.dedupe.buffer.size"))
         rate = self._settings.number("log.cleaner.io.max.bytes.per.second")
         read = kept = size_before = size_after = 0
+        generation = log.generation
         partition.is_cleaned = asyncio.Event()
         try:
             async for done in self._run_cleaning(job, rate):
+                if partition.is_removed or partition.move is not None or log.generation != generation:
+                    return
                 if isinstance(done, Cleaned):
                     partition.cleaned_to = done.cleaned_to
                     break
-                if partition.is_removed or partition.move is not None:
-                    return
-                if not done.is_same and not await asyncio.shield(self._put_in_place(partition, done)):
+                if not done.is_same and not await asyncio.shield(self._put_in_place(partition, done, generation)):
                     return
                 read, kept = read + done.records_read, kept + done.records_kept
                 size_before, size_after = size_before + done.bytes_read, size_after + done.size
@@ -141,6 +142,8 @@ class Cleaner:
             self.runs += 1
             await self._replicas.checkpoints.write()
         except CorruptBatchError as error:
+            if log.generation != generation:
+                return  # the log was cut while it was read
             self._uncleanable[partition] = str(error)
             self._say(f"partition_uncleanable partition={partition} reason={str(error)!r} hint='moldau log verify'")
             return
@@ -157,8 +160,18 @@ class Cleaner:
             f" bytes={size_before} left={size_after} ms={self._clock.monotonic_ms() - began_ms}"
         )
 
-    async def _put_in_place(self, partition: Partition, done: CleanedGroup) -> bool:
-        """Whether the old segments were still there to be replaced."""
+    async def _put_in_place(self, partition: Partition, done: CleanedGroup, generation: int) -> bool:
+        """Whether the old segments were still there, as they were, to be replaced."""
+        if partition.is_removed or partition.log.generation != generation:
+            return False  # what was cut must not come back
+        partition.is_switched = asyncio.Event()
+        try:
+            return await self._switch(partition, done)
+        finally:
+            partition.is_switched.set()
+            partition.is_switched = None
+
+    async def _switch(self, partition: Partition, done: CleanedGroup) -> bool:
         log, base_offset = partition.log, done.old_bases[0]
         await self._replicas.run_slow(lambda: announce(self._disk, log.directory, base_offset))
         switched = (

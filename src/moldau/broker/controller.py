@@ -22,6 +22,7 @@ from moldau.cluster import (
     MetadataLog,
     MetadataLogError,
     Transaction,
+    VoterSet,
     voters_of,
 )
 from moldau.cluster.snapshot import KRAFT_VOTERS
@@ -435,14 +436,14 @@ class Controller:
                 pending.done.set_result(None)
         is_due = self._log.bytes_since_snapshot > self._snapshot_after_bytes() and self._transaction is None
         if is_due and self._snapshotting is None and self.quorum.are_voters_agreed and not self._is_closed:
-            self._snapshotting = self._loop.create_task(self._snapshot(self.committed))
+            self._snapshotting = self._loop.create_task(self._snapshot(self.committed, self._log.voters))
 
-    async def _snapshot(self, image: MetadataImage) -> None:
+    async def _snapshot(self, image: MetadataImage, voters: VoterSet) -> None:
         """Bound the next replay; encoding and writing happen in a thread, as the image never changes."""
         self._log.bytes_since_snapshot = 0
         now_ms = self._clock.now_ms()
         try:
-            size = await self._loop.run_in_executor(None, self._log.write_snapshot, image, now_ms)
+            size = await self._loop.run_in_executor(None, self._log.write_snapshot, image, voters, now_ms)
         except OSError as error:
             # Nothing is lost by it, the log has everything; the next one is due after as many records again.
             self._say(f"metadata_snapshot_failed reason={str(error)!r}")

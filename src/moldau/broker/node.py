@@ -283,6 +283,7 @@ class Node:
             on_fault=self._on_metadata_fault,
         )
         self.network.step = self.controller.step
+        self.network.on_fault = self.fail
         self.producer_ids = ProducerIds(self)
         self.image = image
         self.settings.apply_dynamic(image)

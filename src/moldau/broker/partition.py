@@ -58,6 +58,7 @@ class Partition:
         "is_cleaned",
         "is_flushing",
         "is_internal",
+        "is_switched",
         "leader",
         "leader_epoch",
         "leader_id",
@@ -118,6 +119,8 @@ class Partition:
         # How far the cleaner came, as the checkpoint says; and while it works here, when it is done.
         self.cleaned_to: int | None = None
         self.is_cleaned: asyncio.Event | None = None
+        # While a cleaned segment takes the place of others: when it has done so. Nothing is cut meanwhile.
+        self.is_switched: asyncio.Event | None = None
         self.is_internal = topic in INTERNAL_TOPICS
         self.verifications = Verifications()
 
@@ -350,9 +353,12 @@ class Partition:
         follower, log = self.follower, self.log
         self._cuts_wanted.append(keeps_to)
         try:
-            if keeps_to < log.recovery_point:
+            if keeps_to < max(log.recovery_point, self.cleaned_to or 0):
                 await self._replicas.checkpoints.write()
-            await self._wait_flush_idle()
+            while self.is_flushing or self.is_switched is not None:
+                await self._wait_flush_idle()
+                if self.is_switched is not None:
+                    await self.is_switched.wait()
             if self.follower is not follower or follower is None or self.is_removed:
                 return  # told another part meanwhile
             if self._flushes_held:
@@ -368,6 +374,8 @@ class Partition:
         assert follower is not None
         task = log.begin_truncation(offset)
         follower.on_truncated(log.end_offset)
+        if self.cleaned_to is not None:
+            self.cleaned_to = min(self.cleaned_to, log.end_offset)
         if self._uncommitted_ends is not None:
             self._uncommitted_ends = [each for each in self._uncommitted_ends if each[1] < log.end_offset] or None
         return task
@@ -376,7 +384,7 @@ class Partition:
         follower = self.follower
         assert follower is not None
         task = self.log.begin_restart(offset)
-        self._uncommitted_ends = None
+        self._uncommitted_ends = self.cleaned_to = None
         follower.on_restarted(offset)
         return task
 

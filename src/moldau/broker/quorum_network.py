@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moldau.broker.settings import Settings
 from moldau.consensus import (
+    AgreedRecordsLostError,
     BeginEpochRequest,
     Effect,
     EndEpochRequest,
@@ -86,6 +87,7 @@ class QuorumNetwork:
         self._refused: set[tuple[int, str]] = set()
         self.quorum: Quorum | None = None
         self.step: Callable[[list[Effect]], None] = _not_started
+        self.on_fault: Callable[[BaseException], None] = _not_started
         self._is_closed = False
 
     def send(self, to: int, request: Request) -> None:
@@ -127,6 +129,8 @@ class QuorumNetwork:
                 self._take(to, request, response)
             except KafkaError as error:
                 self._say(f"quorum_stopped reason={error.message!r}")
+            except AgreedRecordsLostError as error:
+                self.on_fault(error)
 
     def _fail(self, to: int, request: Request, *, is_unreachable: bool) -> None:
         assert self.quorum is not None
@@ -192,7 +196,7 @@ class QuorumNetwork:
             task.cancel()
 
 
-def _not_started(_effects: list[Effect]) -> None:
+def _not_started(_what: object) -> None:
     raise AssertionError("the quorum was not started")
 
 

@@ -326,7 +326,8 @@ class Replicas:
                     continue
                 self._unopened.pop(name, None)
                 partition = partitions[index] = Partition(self, topic.name, topic.id, index, log, counters)
-                partition.cleaned_to = home.cleaned_to
+                if home.cleaned_to is not None:
+                    partition.cleaned_to = min(home.cleaned_to, log.end_offset)
                 partition.restore_high_watermark(home.high_watermark)
                 self.disk_faults.watch(partition, self._directories[self._home_of(log)])
             if partition is not None:

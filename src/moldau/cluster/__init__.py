@@ -59,6 +59,7 @@ from moldau.cluster.producer_ids import decide_allocate_producer_ids
 from moldau.cluster.reassignment import decide_reassign, list_reassignments
 from moldau.cluster.registration import (
     check_broker_epoch,
+    comes_from_the_same_place,
     decide_heartbeat,
     decide_register_broker,
     decide_register_controller,
@@ -137,6 +138,7 @@ __all__ = [
     "change_fencing",
     "check_broker_epoch",
     "checkpoint_name",
+    "comes_from_the_same_place",
     "decide_allocate_producer_ids",
     "decide_alter_configs",
     "decide_alter_partition",

@@ -101,8 +101,9 @@ class MetadataLog:
         return self._snapshot_id(0)
 
     def _snapshot_id(self, index: int) -> EpochEnd | None:
-        # The one that formatting made (0-0) holds nothing but the first voters.
-        made = [each for each in self._snapshots if each[0] > 0]
+        # The one that formatting made (0-0) holds nothing but the first voters. Between one that is older than the log
+        # and the log something is missing: the log began anew with another one.
+        made = [each for each in self._snapshots if each[0] >= max(self.log.start_offset, 1)]
         return EpochEnd(made[index][1], made[index][0]) if made else None
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
@@ -181,6 +182,11 @@ class MetadataLog:
             break
         if damaged:
             self._check_log_stands_in(damaged, image.offset + 1)
+        if self.log.start_offset > image.offset + 1:
+            raise MetadataLogError(
+                f"the metadata log {self.path} begins at offset {self.log.start_offset}, and the checkpoint before it"
+                f" is missing (what there is reaches to offset {image.offset + 1}); restore it from a copy"
+            )
         if self.log.end_offset <= image.offset:
             self.log.truncate_fully_and_start_at(image.offset + 1)
         for snapshot in damaged:
@@ -335,16 +341,25 @@ class MetadataLog:
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
-    def write_snapshot(self, image: MetadataImage, now_ms: int) -> int:
-        """Write the snapshot of a committed image; its size. Touches nothing else, so a thread may do it."""
+    def write_snapshot(self, image: MetadataImage, voters: VoterSet, now_ms: int) -> int:
+        """Write the snapshot of a committed image and of the voters at its offset; its size.
+
+        Touches nothing else, so a thread may do it.
+        """
         level = image.features.get(METADATA_VERSION, METADATA_VERSION_MAX)
-        data = write_snapshot(image_records(image), level, self.voters, epoch=image.epoch, now_ms=now_ms)
+        data = write_snapshot(image_records(image), level, voters, epoch=image.epoch, now_ms=now_ms)
         self._disk.replace_file(self._snapshot_path(image.offset + 1, image.epoch), data)
         return len(data)
 
     def note_snapshot(self, image: MetadataImage, size: int) -> None:
         """The snapshot is on disk: forget what it makes needless."""
-        self._snapshots.append((image.offset + 1, image.epoch))
+        written = (image.offset + 1, image.epoch)
+        if self._snapshots and self._snapshots[-1] >= written:
+            # Meanwhile a newer one came from the leader, which this one must not stand before.
+            if self._snapshots[-1] > written:
+                self._disk.remove(self._snapshot_path(*written))
+            return
+        self._snapshots.append(written)
         while len(self._snapshots) > SNAPSHOTS_KEPT:
             self._disk.remove(self._snapshot_path(*self._snapshots.pop(0)))
         # What every kept snapshot covers is not needed any more.

@@ -42,7 +42,10 @@ def decide_register_broker(
     policy: PartitionPolicy,
     now_ms: int,
 ) -> Decision[int]:
-    """The broker's epoch. A new incarnation waits until the old one's session is over."""
+    """The broker's epoch. A new incarnation waits until the old one's session is over, or its connection has broken.
+
+    Of whom this controller has not heard yet it knows no connection: such a suspicion has to run out.
+    """
     if request.cluster_id != cluster_id:
         raise KafkaError(
             ErrorCode.INCONSISTENT_CLUSTER_ID,
@@ -53,7 +56,7 @@ def decide_register_broker(
     is_staying = known is not None and not known.fenced and not known.in_controlled_shutdown
     if is_staying and is_new and sessions.is_alive(request.broker_id, now_ms):
         session = sessions.find(request.broker_id)
-        if session is not None and session.suspect_until_ms is None:
+        if session is not None and (session.suspect_until_ms is None or not session.is_heard):
             raise KafkaError(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"Another broker is registered with that broker id. If the broker {request.broker_id} was recently"
@@ -79,6 +82,14 @@ def decide_register_broker(
         is_unclean = request.previous_broker_epoch != known.epoch
         records += leave(image, request.broker_id, policy, is_unclean=is_unclean)
     return Decision(next_offset, records)
+
+
+def comes_from_the_same_place(image: MetadataImage, request: BrokerRegistrationRequest) -> bool:
+    """Whether a new incarnation has the addresses of the one that is registered: two cannot listen there."""
+    known = image.brokers.get(request.broker_id)
+    return known is not None and {(each.listener, each.host, each.port) for each in known.endpoints} == {
+        (each.name, each.host, each.port) for each in request.listeners
+    }
 
 
 def _check_directories(request: BrokerRegistrationRequest) -> None:

@@ -20,6 +20,11 @@ class Session:
     # A connection of this incarnation broke: it has so long to be heard of again.
     suspect_until_ms: int | None = None
 
+    @property
+    def is_heard(self) -> bool:
+        """Since this controller leads."""
+        return self.metadata_offset >= 0
+
 
 class BrokerSessions:
     def __init__(self, timeout_ms: int) -> None:

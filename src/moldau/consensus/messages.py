@@ -16,6 +16,18 @@ NO_VOTE = -1
 NO_LEADER = -1
 
 
+class AgreedRecordsLostError(Exception):
+    """The leader does not have what this member knows to be agreed. Only people can say which of the two counts."""
+
+    def __init__(self, leader_id: int, epoch: int, end_offset: int, high_watermark: int) -> None:
+        super().__init__(
+            f"the metadata quorum lost what it had agreed on: the log of node {leader_id}, which leads epoch {epoch},"
+            f" parts from ours at offset {end_offset}, and everything below {high_watermark} was agreed. Most voters"
+            " must have lost their disks. Nothing was cut here; while no node is started again, this one's metadata"
+            " directory can be copied to the others"
+        )
+
+
 class EpochEnd(NamedTuple):
     """A position in the log: the offset at which an epoch ends. It also names a snapshot."""
 

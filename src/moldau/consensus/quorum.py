@@ -24,6 +24,7 @@ from moldau.consensus.messages import (
     NO_LEADER,
     NO_VOTE,
     AdvanceHighWatermark,
+    AgreedRecordsLostError,
     Answer,
     AppendFetched,
     AppendLeaderChange,
@@ -316,7 +317,7 @@ class Quorum:
             return [PersistState(self.state)]
         if epoch == self.epoch and leader_id != NO_LEADER:
             if self.leader_id == NO_LEADER and self.role is not Role.RESIGNED:
-                self.voted = ReplicaKey(NO_VOTE)
+                # Our vote stays: an observer that loses sight of this leader must not give another one.
                 self.leader_id = leader_id
                 self._follow(leader_id, now_ms)
                 return [PersistState(self.state)]
@@ -484,11 +485,12 @@ class Quorum:
             return effects
         self._heard_from_leader(now_ms)
         if answer.snapshot is not None:
+            self._check_keeps_agreed(answer.snapshot.end_offset)
             self._loading = (answer.snapshot, 0)
         elif answer.diverging is not None:
             own = self._log.end_of_epoch(answer.diverging.epoch)
             offset = min(own.end_offset, answer.diverging.end_offset)
-            assert offset >= self.high_watermark, f"asked to drop what is agreed: {offset} < {self.high_watermark}"
+            self._check_keeps_agreed(offset)
             effects += self._truncate(offset)
         else:
             # Up to the fetch offset, and only there, our log is known to be a part of the leader's.
@@ -499,6 +501,11 @@ class Quorum:
             # Also before it votes: the leader may count it as a voter before it reads that it is one.
             self._awaits_flush = self._can_vote
         return effects
+
+    def _check_keeps_agreed(self, end_offset: int) -> None:
+        """A leader has all that was agreed, unless a majority of those who agreed lost their disks."""
+        if end_offset < self.high_watermark:
+            raise AgreedRecordsLostError(self.leader_id, self.epoch, end_offset, self.high_watermark)
 
     def _look_elsewhere(self, now_ms: int) -> None:
         deadline_ms = self._deadline_ms

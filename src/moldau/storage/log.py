@@ -489,7 +489,8 @@ class PartitionLog(StoredLog):
             tuple(OldSegment(segment.base_offset, segment.end_offset, segment.size) for segment in below),
             dirt.first_dirty_offset,
             limit,
-            tuple(self.aborted_transactions(self._segments.bases[0], limit)),
+            # Behind the limit too, as far as the last segment goes: it is written anew as a whole.
+            tuple(self.aborted_transactions(self._segments.bases[0], below[-1].end_offset if below else limit)),
             {
                 state.producer_id: LastOfProducer(state.epoch, state.last_offset if state.batches else None)
                 for state in self.producers.active()

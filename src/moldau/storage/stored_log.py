@@ -143,6 +143,11 @@ class StoredLog:
         return segments.all[0].first_batch_timestamp(), segments.active.largest_timestamp()
 
     @property
+    def generation(self) -> int:
+        """Another one after every cut: below its end the log may have been written anew."""
+        return self._unsynced.generation
+
+    @property
     def failure(self) -> str | None:
         """Why the log takes no more appends, or None."""
         return self._failure

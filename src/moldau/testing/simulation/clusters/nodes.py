@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from moldau.broker import Node
+from moldau.consensus import AgreedRecordsLostError
 from moldau.testing.dice import SeededDice
 from moldau.testing.disk import UNLIMITED_BYTES
 from moldau.testing.simulation.network import HOST, SimulatedNetwork
@@ -102,6 +103,7 @@ class ClusterNode(SimulatedNode):
             self._on_failed(node, error)
 
     def _on_failed(self, node: Node, reason: BaseException) -> None:
+        assert not isinstance(reason, AgreedRecordsLostError), reason
         if self.node is node and self.is_alive:
             self._say(f"node_failed reason={str(reason)!r}")
             self.kill()
