@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,14 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
+# A shell has what it starts in the background ignore Ctrl-C, and all that the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 from tests.oracle import RunningKafka, require_oracle, shared_kafka  # noqa: E402
+from tests.spark.quick_jvm import quick_jvm  # noqa: E402
+
+# Also for what documents and commands start.
+os.environ["SPARK_SUBMIT_OPTS"] = quick_jvm()
 
 
 @pytest.fixture(scope="session")

@@ -78,8 +78,7 @@ def test_a_pipeline_runs_is_looked_at_begins_again_after_a_failure_and_stops(own
     shop, log = tmp_path / "shop", tmp_path / "log.txt"
     own("pipeline", "init", str(shop))
     (shop / "orders.py").write_text(QUERIES)
-    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    settings = f'[spark]\n"spark.sql.shuffle.partitions" = 1\n"spark.driver.extraJavaOptions" = "{java}"\n'
+    settings = '[spark]\n"spark.sql.shuffle.partitions" = 1\n'
     (shop / "pipeline.toml").write_text(
         f'name = "shop"\nbootstrap = "{own.bootstrap}"\nmaster = "local[2]"\nfiles = ["orders.py"]\n{settings}'
     )

@@ -69,7 +69,7 @@ class World:
         (folder / "everything.py").write_text("from tests.faults.pipeline_queries import queries\n")
         settings = {
             "spark.sql.shuffle.partitions": "2",
-            "spark.driver.extraJavaOptions": f"-Dderby.system.home={self.directory} -XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={self.directory}",
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
             "spark.local.dir": str(self.directory / "local"),
         }

@@ -24,6 +24,7 @@ from moldau.spark.exactly_once_batches import ExactlyOnceBatches
 from moldau.spark.parcels import write_parcels
 from moldau.spark.sink_options import SinkOptions, sink_options
 from moldau.spark.sink_task import Membership, Written
+from tests.spark.quick_jvm import quick_jvm
 
 SOURCES = 4
 PER_BATCH = 400  # numbers of each partition
@@ -98,7 +99,8 @@ def main() -> None:
             "spark.sql.shuffle.partitions": "2",
             # What each batch has read is looked up in the end.
             "spark.sql.streaming.minBatchesToRetain": "100000",
-            "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory} -XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
+            "spark.executor.extraJavaOptions": quick_jvm(),
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             "spark.local.dir": str(directory / "local"),
             "spark.driver.host": "127.0.0.1",

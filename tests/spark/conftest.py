@@ -34,10 +34,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .config("spark.local.dir", str(home / "local"))
-        .config(
-            "spark.driver.extraJavaOptions",
-            f"-Dderby.system.home={Path(home)} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        )
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={Path(home)}")
         .config(map={**WORKERS, **CHEAP_CHECKPOINTS})
         .config("spark.jars", ",".join(jars))
         .config("spark.driver.bindAddress", "127.0.0.1")

@@ -30,8 +30,8 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 WriteParcels = Callable[[SinkOptions, Iterator[Any], Membership], Written]
 
 REPORTS = "written binary"
-TRACKER_LOOKS_MAX = 1000
-_LOOK_SECONDS = 0.01
+TRACKER_LOOKS_MAX = 5000
+_LOOK_SECONDS = 0.002
 _NO_CHECKPOINT = (
     "the query's checkpoint is unknown here, and with it the number of the batch: call foreach_batch's function from "
     "writeStream.foreachBatch of a classic Spark session"
