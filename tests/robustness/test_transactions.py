@@ -9,7 +9,7 @@ import pytest
 
 from moldau.broker.verification import PRODUCERS_REMEMBERED_MAX, Verifications
 from moldau.coordination import partition_of
-from moldau.kernel import ErrorCode, KafkaError, ProducerIdAndEpoch
+from moldau.kernel import NO_LEADER, ErrorCode, KafkaError, ProducerIdAndEpoch
 from moldau.protocol.messages.describe_producers import DescribeProducersRequest
 from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
 from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
@@ -190,6 +190,20 @@ def test_a_batch_does_not_become_the_first_because_the_one_before_it_was_refused
         assert broker.node is not None
         assert not len(broker.node.replicas.require("t", 0).verifications), "nothing is kept once it is open"
         assert send(wire, one, "t", 1) is ErrorCode.NONE
+
+
+def test_what_was_refused_is_forgotten_with_the_leadership() -> None:
+    """Whoever leads meanwhile may open and end the producer's transaction, of which we are not told here."""
+    with Broker(ONE_SHARD) as broker:
+        wire = ready(broker, "t")
+        assert send(wire, init(wire), "t", 0) is ErrorCode.TRANSACTION_ABORTABLE
+        node = broker.node
+        assert node is not None
+        partition, assigned = node.replicas.require("t", 0), node.image.topics["t"].partitions[0]
+        assert len(partition.verifications) == 1
+        lost = assigned._replace(leader=NO_LEADER, leader_epoch=assigned.leader_epoch + 1)
+        node.loop.call_soon_threadsafe(partition.follow, lost)
+        assert wait_until(lambda: not len(partition.verifications))
 
 
 def test_of_producers_that_were_refused_only_the_newest_are_remembered() -> None:

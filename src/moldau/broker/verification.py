@@ -130,6 +130,12 @@ class Verifications:
             at_rest = (producer_id for producer_id, each in self._by_producer.items() if not each.count)
             self._by_producer.pop(next(at_rest))
 
+    def forget(self) -> None:
+        """Another leader may open and end transactions here: only what is under way counts from now on."""
+        self._by_producer = {producer_id: each for producer_id, each in self._by_producer.items() if each.count}
+        for each in self._by_producer.values():
+            each.is_remembered = False
+
     def end(self, producer_id: int) -> None:
         """The producer's transaction was opened or ended here."""
         self._by_producer.pop(producer_id, None)
