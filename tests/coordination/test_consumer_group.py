@@ -20,6 +20,7 @@ from moldau.protocol.messages.coordinator.consumer_group_partition_metadata impo
     ConsumerGroupPartitionMetadataValue,
 )
 from moldau.protocol.messages.offset_commit import OffsetCommitRequest
+from moldau.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from tests.coordination.consumer_play import Client, ConsumerPlay, settle
 from tests.coordination.topics import Topics
 
@@ -335,6 +336,26 @@ def test_who_may_commit() -> None:
     first.leave()
     second.leave()
     assert commit(play, "", -1, "orders", kept) is ErrorCode.NONE, "nobody is there to object"
+
+
+def test_who_may_commit_in_a_transaction() -> None:
+    play = new_play()
+    first, second = Client(play, "a", topics=["orders"]), Client(play, "b", topics=["orders"])
+    settle(play, [first, second])
+    kept, lost = min(first.held["orders"]), min(second.held["orders"])
+
+    def commit_both(member: str, epoch: int, *indexes: int) -> ErrorCode:
+        partitions = [TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(index, 5) for index in indexes]
+        topics = [TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic("orders", partitions)]
+        answer = play.answer(TxnOffsetCommitRequest("t", "g", 7, 0, epoch, member, topics=topics))
+        return answer if isinstance(answer, ErrorCode) else ErrorCode(answer.topics[0].partitions[0].error_code)
+
+    assert commit_both("a", 3, kept) is ErrorCode.NONE
+    assert commit_both("a", 2, kept) is ErrorCode.NONE, "it has had it since epoch 2"
+    assert commit_both("a", 2, kept, lost) is ErrorCode.ILLEGAL_GENERATION
+    assert commit_both("a", 4, kept) is ErrorCode.ILLEGAL_GENERATION
+    assert commit_both("x", 3, kept) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert commit_both("", -1, kept) is ErrorCode.NONE, "a producer before KIP-447"
 
 
 def test_who_may_fetch_offsets() -> None:

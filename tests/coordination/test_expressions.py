@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moldau.coordination.expressions import matching, matching_after, require_valid
+from moldau.coordination.groups.consumer import MemberAbout
+from moldau.coordination.groups.consumer_records import epoch_record, member_record
+from moldau.coordination.shard import Logged
 from moldau.kernel import ErrorCode, KafkaError
 from tests.coordination.consumer_play import Client, ConsumerPlay, settle
 from tests.coordination.topics import Topics
@@ -29,6 +32,17 @@ def test_an_expression_matches_whole_names() -> None:
 
 def test_an_expression_that_would_hang_a_backtracking_engine_is_matched_at_once() -> None:
     assert matching("(a*)*b", ["a" * 5000]) == frozenset()
+
+
+def test_an_expression_in_the_log_that_we_cannot_read_matches_nothing_and_is_loaded() -> None:
+    play = new_play()
+    about = MemberAbout(topics=frozenset({"users"}), expression="(", rebalance_timeout_ms=1000)
+    play.log += [Logged(*record.encode()) for record in (member_record("g", "m", about), epoch_record("g", 2, 0))]
+    play.restart()
+    client = Client(play, "n", topics=["orders"])
+    client.beat()
+    assert client.held == {"orders": {0, 1}}
+    assert play.group().targets["m"] == {play.topics.ids["users"]: {0, 1}}
 
 
 def test_only_changed_names_are_matched_again() -> None:

@@ -24,6 +24,7 @@ from moldau.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from tests.differential.batches import batch
 from tests.differential.deliberate import MARKER_WITHOUT_EPOCH, PRODUCE_MESSAGES, TRANSACTION_NAMED_TWICE
 from tests.differential.pair import Side, produce, versions_of
+from tests.differential.test_consumer_groups import Group
 from tests.differential.test_groups import commit, fetch_offsets, stable
 from tests.differential.test_groups import ready as group_ready
 from tests.differential.transactions import (
@@ -369,6 +370,37 @@ def test_txn_offset_commit_of_members(transactions: Transactions, version: int) 
         transactions.ask(build, version, until=settled, say=say)
     transactions.end(name, commit=True)
     fetch_group_offsets(transactions, group, {topic: [0]}, True, "committed")
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_txn_offset_commit_of_members_of_the_consumer_protocol(transactions: Transactions, version: int) -> None:
+    group, name = Group(transactions), transactions.init()
+    for side in transactions.sides:
+        side.ask_until(add_offsets(producer(side, name), group.name), 3, settled)
+
+    def ask(say: str, epoch: int, member: str, *partitions: int) -> None:
+        offsets = {group.topic: dict.fromkeys(partitions, 3)}
+        transactions.ask_as(
+            name,
+            lambda one: commit_offsets(version, one, group.name, offsets, (epoch, member, None)),
+            version,
+            unordered=HASHED,
+            say=say,
+        )
+
+    group.join("a")
+    ask("the member", 2, "a", 0, 5)
+    ask("an old epoch", 1, "a", 0)
+    ask("an epoch to come", 3, "a", 0)
+    ask("no member", 2, "ghost", 0)
+    ask("a producer that knows of no members", -1, "", 0)
+    group.join("b")
+    group.beat("a", 2, "is told to give up")
+    ask("what it is to give up", 2, "a", 5)
+    group.beat("a", 2, "gave up", owned={group.topic: [0, 1, 2]})
+    ask("what it has had all along, in the old epoch", 2, "a", 0, 1)
+    ask("also what it gave up", 2, "a", 0, 5)
+    transactions.end(name, commit=True)
 
 
 def fetch_group_offsets(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
 
+from moldau.broker.verification import PRODUCERS_REMEMBERED_MAX, Verifications
 from moldau.coordination import partition_of
-from moldau.kernel import ErrorCode
+from moldau.kernel import NO_LEADER, ErrorCode, KafkaError, ProducerIdAndEpoch
 from moldau.protocol.messages.describe_producers import DescribeProducersRequest
 from moldau.protocol.messages.find_coordinator import FindCoordinatorRequest
 from moldau.protocol.messages.init_producer_id import InitProducerIdRequest
 from moldau.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from moldau.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
+from moldau.storage import ProducerStates
 from moldau.testing import Broker
 from tests.broker.test_coordinator import committed
 from tests.broker.test_produce_and_fetch import create
@@ -174,6 +177,48 @@ def test_a_batch_for_a_topic_that_came_while_the_coordinator_was_asked_about_ano
         assert told == [ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert open_since(wire, "c") == []
         ending.join(10)
+
+
+def test_a_batch_does_not_become_the_first_because_the_one_before_it_was_refused() -> None:
+    with Broker(ONE_SHARD) as broker:
+        wire = ready(broker, "t")
+        one = init(wire)
+        assert send(wire, one, "t", 0) is ErrorCode.TRANSACTION_ABORTABLE, "the coordinator does not know of it yet"
+        begin(wire, one, "t")
+        assert send(wire, one, "t", 1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert send(wire, one, "t", 0) is ErrorCode.NONE
+        assert broker.node is not None
+        assert not len(broker.node.replicas.require("t", 0).verifications), "nothing is kept once it is open"
+        assert send(wire, one, "t", 1) is ErrorCode.NONE
+
+
+def test_what_was_refused_is_forgotten_with_the_leadership() -> None:
+    """Whoever leads meanwhile may open and end the producer's transaction, of which we are not told here."""
+    with Broker(ONE_SHARD) as broker:
+        wire = ready(broker, "t")
+        assert send(wire, init(wire), "t", 0) is ErrorCode.TRANSACTION_ABORTABLE
+        node = broker.node
+        assert node is not None
+        partition, assigned = node.replicas.require("t", 0), node.image.topics["t"].partitions[0]
+        assert len(partition.verifications) == 1
+        lost = assigned._replace(leader=NO_LEADER, leader_epoch=assigned.leader_epoch + 1)
+        node.loop.call_soon_threadsafe(partition.follow, lost)
+        assert wait_until(lambda: not len(partition.verifications))
+
+
+def test_of_producers_that_were_refused_only_the_newest_are_remembered() -> None:
+    verifications, producers = Verifications(), ProducerStates()
+    for producer_id in range(PRODUCERS_REMEMBERED_MAX + 1):
+        one = ProducerIdAndEpoch(producer_id, 0)
+        begun = verifications.begin(producers, one, 0, bumps_epochs=False)
+        assert begun is not None
+        verifications.drop(producer_id, begun, may_try_again=True)
+    assert len(verifications) == PRODUCERS_REMEMBERED_MAX
+    for producer_id, is_remembered in ((0, False), (PRODUCERS_REMEMBERED_MAX, True)):
+        one = ProducerIdAndEpoch(producer_id, 0)
+        begun = verifications.begin(producers, one, 1, bumps_epochs=False)
+        with pytest.raises(KafkaError) if is_remembered else nullcontext():
+            verifications.check(producers, one, 1, begun)
 
 
 @pytest.mark.parametrize("is_known", (True, False))

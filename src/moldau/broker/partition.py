@@ -199,6 +199,7 @@ class Partition:
         self._high_watermark = self.high_watermark
         self.leader = self.follower = None
         self.has_followers = False
+        self.verifications.forget()
         waiters, self._acks_waiters = self._acks_waiters, []
         for _, reply in waiters:
             if not reply.is_done:

@@ -6,7 +6,8 @@ coordinator. What a partition remembers while the answer is under way:
 
 - that there is a question: a marker that comes meanwhile ends the transaction, so that the answer is about the past,
   and the batch is refused;
-- the lowest sequence that asked: a later batch must not become the first because an earlier one was refused.
+- the lowest sequence that asked: a later batch must not become the first because an earlier one was refused, also when
+  it was on its way while that one was answered. So this is remembered until a transaction opens or ends here.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from moldau.broker.node import Node
     from moldau.broker.partition import Partition
 
+# Producers of a partition that are remembered after their questions are answered; the oldest are forgotten.
+PRODUCERS_REMEMBERED_MAX = 1000
+# Whoever is told this does not try again.
+_FATAL = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH)
 _UNREACHABLE = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -39,9 +44,9 @@ class Claim(NamedTuple):
 
 
 class Verification:
-    """Questions of one producer that are under way."""
+    """Questions of one producer: so many are under way."""
 
-    __slots__ = ("bumps_epochs", "count", "epoch", "sequence_min")
+    __slots__ = ("bumps_epochs", "count", "epoch", "is_remembered", "sequence_min")
 
     def __init__(self, epoch: int, sequence: int, bumps_epochs: bool) -> None:
         self.epoch = epoch
@@ -49,6 +54,7 @@ class Verification:
         # Whether the producer begins every transaction with an epoch of its own, hence with sequence 0.
         self.bumps_epochs = bumps_epochs
         self.count = 0
+        self.is_remembered = False
 
     def ask(self, epoch: int, sequence: int) -> None:
         self.count += 1
@@ -80,6 +86,7 @@ class Verifications:
         verification = self._by_producer.get(producer_id)
         if verification is None:
             verification = self._by_producer[producer_id] = Verification(epoch, sequence, bumps_epochs)
+        verification.bumps_epochs = bumps_epochs
         verification.ask(epoch, sequence)
         return verification
 
@@ -107,11 +114,27 @@ class Verifications:
                 f"producer {producer_id} sent sequence {sequence} before {first}",
             )
 
-    def drop(self, producer_id: int, verification: Verification) -> None:
-        """One question is answered; after the last one nothing need be remembered."""
+    def drop(self, producer_id: int, verification: Verification, *, may_try_again: bool) -> None:
+        """One question is answered, and its batch appended or refused."""
         verification.count -= 1
-        if not verification.count and self._by_producer.get(producer_id) is verification:
-            del self._by_producer[producer_id]
+        verification.is_remembered |= may_try_again
+        if verification.count or self._by_producer.get(producer_id) is not verification:
+            return
+        del self._by_producer[producer_id]
+        if verification.is_remembered:
+            self._by_producer[producer_id] = verification
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        if len(self._by_producer) > PRODUCERS_REMEMBERED_MAX:
+            at_rest = (producer_id for producer_id, each in self._by_producer.items() if not each.count)
+            self._by_producer.pop(next(at_rest))
+
+    def forget(self) -> None:
+        """Another leader may open and end transactions here: only what is under way counts from now on."""
+        self._by_producer = {producer_id: each for producer_id, each in self._by_producer.items() if each.count}
+        for each in self._by_producer.values():
+            each.is_remembered = False
 
     def end(self, producer_id: int) -> None:
         """The producer's transaction was opened or ended here."""
@@ -177,8 +200,14 @@ class Verified:
             partition.verifications.check(partition.log.producers, self._claim.producer, sequence, verification)
 
     def close(self) -> None:
-        for partition, verification in self._open.values():
-            partition.verifications.drop(self._claim.producer.producer_id, verification)
+        producer_id, epoch = self._claim.producer
+        for where, (partition, verification) in self._open.items():
+            if partition.log.producers.has_open_transaction(producer_id, epoch):
+                partition.verifications.end(producer_id)
+                continue
+            refusal = self._refusals.get(where)
+            may_try_again = refusal is None or refusal.code not in _FATAL
+            partition.verifications.drop(producer_id, verification, may_try_again=may_try_again)
         self._open.clear()
 
 

@@ -39,8 +39,14 @@ def require_valid(expression: str, what: str = "SubscribedTopicRegex") -> None:
 
 
 def matching(expression: str, names: Iterable[str]) -> frozenset[str]:
-    """The names that the expression matches as a whole; it was found valid when it came."""
-    fullmatch = _compile(expression).fullmatch
+    """The names that the expression matches as a whole. It was found valid when it came, perhaps by another broker:
+    what we cannot read matches nothing, and its group is loaded with all others."""
+    import re2
+
+    try:
+        fullmatch = _compile(expression).fullmatch
+    except re2.error:
+        return frozenset()
     return frozenset(name for name in names if fullmatch(name))
 
 

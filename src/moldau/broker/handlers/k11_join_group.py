@@ -17,12 +17,15 @@ NULL_PROTOCOL_VERSION_MIN = 7
 async def handle(request: JoinGroupRequest, context: Context) -> JoinGroupResponse:
     response: JoinGroupResponse
     try:
-        if not request.group_id:
-            raise KafkaError(ErrorCode.INVALID_GROUP_ID)
-        # The answer may take long: the request's bytes are copied by who keeps them.
-        response = await context.node.groups.ask(request.group_id, request, context)
+        if request.group_id:
+            # The answer may take long: the request's bytes are copied by who keeps them.
+            response = await context.node.groups.ask(request.group_id, request, context)
+        else:
+            response = JoinGroupResponse(
+                error_code=ErrorCode.INVALID_GROUP_ID, member_id=request.member_id, protocol_name=None
+            )
     except KafkaError as refusal:
-        response = JoinGroupResponse(error_code=refusal.code, member_id=request.member_id, protocol_name=None)
+        response = JoinGroupResponse(error_code=refusal.code, protocol_name=None)
     if context.version < NULL_PROTOCOL_VERSION_MIN and response.protocol_name is None:
         response.protocol_name = ""
     return response

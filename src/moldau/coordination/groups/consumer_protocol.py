@@ -289,20 +289,28 @@ class ConsumerProtocol:
         if not member.uses_classic and version < MEMBER_EPOCH_VERSION_MIN:
             message = "OffsetCommit version 9 or above must be used by members using the consumer group protocol"
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, message)
+        self._require_had(member, epoch, request)
+
+    def check_commit_in_transaction(self, group: ConsumerGroup, request: TxnOffsetCommitRequest) -> None:
+        """The same; a producer knows no member epochs: a stale one is a generation to it."""
+        member = group.require_member(request.member_id)
+        try:
+            self._require_had(member, request.generation_id, request)
+        except KafkaError:
+            raise KafkaError(ErrorCode.ILLEGAL_GENERATION) from None
+
+    def _require_had(
+        self, member: ConsumerMember, epoch: int, request: OffsetCommitRequest | TxnOffsetCommitRequest
+    ) -> None:
+        """All of it, in that epoch and since."""
         if epoch == member.holding.epoch:
             return
         if epoch > member.holding.epoch:
             raise _stale(member, f"{epoch} is newer than current member epoch {member.holding.epoch}.")
         for topic in request.topics:
-            topic_id = self._topics.topic_id(topic.name) if topic.topic_id == ZERO_UUID else topic.topic_id
+            topic_id = self._topics.topic_id(topic.name) or ZERO_UUID
             for partition in topic.partitions:
-                _require_since(member, epoch, topic_id or ZERO_UUID, partition.partition_index)
-
-    def check_commit_in_transaction(self, group: ConsumerGroup, request: TxnOffsetCommitRequest) -> None:
-        """A producer knows no member epochs: a stale one is a generation to it."""
-        member = group.require_member(request.member_id)
-        if request.generation_id != member.holding.epoch:
-            raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
+                _require_since(member, epoch, topic_id, partition.partition_index)
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
         if member_id is None and epoch < 0:
