@@ -173,3 +173,9 @@ def test_a_load_of_the_last_hours_says_how_to_go_on_with_it(moldau: Moldau) -> N
     told = moldau("pipeline", "load", "orders", "--to", "x", "--from", "2h", "--until", "2026-11-18T10:00Z", code=2).err
     assert re.search(r"--from 2h is --from \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z: write that", told)
     assert "--until" not in told
+
+
+@pytest.mark.parametrize("command", [("load", "t", "--to"), ("unload", "--to", "t"), ("run",)], ids=lambda it: it[0])
+def test_a_master_that_is_none_is_told_before_spark_is_started(command: tuple[str, ...], moldau: Moldau) -> None:
+    told = moldau("pipeline", *command, "parquet:/nowhere", "--master", "foo://x", code=2).err
+    assert "--master foo://x is none: write local[*]" in told

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from moldau.demo.running import told_of_end
 from tests.browser import look_at
 
 SECONDS_MAX = 240.0
@@ -122,6 +123,19 @@ def test_without_java_the_broker_runs_alone_and_says_why(tmp_path: Path) -> None
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0
+
+
+def test_who_was_killed_is_told_by_the_signal() -> None:
+    assert told_of_end(1, "no broker (see x.log)") == "has ended: no broker (see x.log)"
+    told = told_of_end(-9, "at org.apache.spark (see x.log)")
+    assert told == "was ended by SIGKILL, perhaps for want of memory; its last line: at org.apache.spark (see x.log)"
+
+
+def test_a_master_that_is_none_is_told_before_anything_starts(tmp_path: Path) -> None:
+    process = start(tmp_path / "demo", "--master", "foo://x")
+    told, _ = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 2 and "--master foo://x is none: write local[*]" in told
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_port_that_is_taken_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

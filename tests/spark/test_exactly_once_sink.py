@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
+from moldau.spark.exactly_once_driver import Transactor
+from moldau.spark.sink_options import sink_options
+from moldau.spark.sink_task import Written, write_or_refuse
+from tests.spark.clusters import Cluster
 from tests.spark.pipeline import INPUTS, Pipeline
 
 
@@ -64,3 +69,19 @@ def test_a_stateful_query_is_there_once_and_wrong_plans_are_refused(pipeline: Pi
         run(pipeline, distinct, topic, **options)
     run(pipeline, distinct.coalesce(1), topic, **options)
     check()
+
+
+def test_an_attempt_at_what_another_one_has_begun_is_refused(cluster: Cluster) -> None:
+    """As in a stage that Spark begins anew: a task of it is a first attempt, and the rows may come in another order."""
+    topic = cluster.create_topic(1)
+    options = sink_options({"kafka.bootstrap.servers": cluster.bootstrap, "topic": topic, "exactlyOnce": "true"})
+    transactor = Transactor(options, topic)
+    membership = transactor.begin()
+
+    def attempt(*values: bytes) -> Written:
+        rows = pa.record_batch([pa.array(values, pa.binary())], names=["value"])
+        return write_or_refuse(options, iter([rows]), membership)
+
+    assert attempt(b"a", b"b").refusal is None
+    assert "several tasks wrote to one partition" in str(attempt(b"b", b"a").refusal)
+    transactor.abandon()

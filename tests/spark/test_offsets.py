@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -133,6 +134,8 @@ def test_a_small_batch_is_one_task_and_a_large_one_a_task_per_range() -> None:
     large = [OffsetRange(P0, 0, TASK_OFFSETS_MIN), OffsetRange(P1, 0, 1)]
     assert group_ranges(large, is_split=False) == [(large[0],), (large[1],)]
     assert group_ranges([], is_split=False) == []
+    page = Path(__file__).parents[2] / "docs" / "spark.md"
+    assert f"a task for each {TASK_OFFSETS_MIN} offsets" in page.read_text()
 
 
 def test_ranges_that_are_not_worth_a_task_each_share_tasks_evenly() -> None:

@@ -118,6 +118,8 @@ def test_bad_records_go_to_the_dead_letters_and_the_others_on(shop: Shop) -> Non
     orders = shop.pipeline.stream(shop.orders, ORDER, dead_letters=letters)
     good = [{"id": 1, "user": "ann", "amount": 2.5}, {"user": "bob", "unknown": [1]}]
     bad = [b"{", b'{"id": "x", "user": "ann"}', b'{"id": 3}', b"\xff\xfe", b"[1]", b"", None, b'{"user":"a","at":"no"}']
+    # More than one object: what is behind the first would be lost.
+    bad += [b'{"user":"a"}{"user":"b"}', b'{"user":"a"},{"user":"b"}', b'{"user":"a"}\n{"user":"b"}', b'{"user":"a"} x']
     shop.order(*good)
     shop.send(shop.orders, [(b"k", value) for value in bad], headers=[("own", b"1")], partition=1)
     shop.catch_up(orders.select("id", "user", "amount").to_topic(output))
@@ -128,6 +130,7 @@ def test_bad_records_go_to_the_dead_letters_and_the_others_on(shop: Shop) -> Non
     reasons = {value: letter.reason for value, letter in found.items() if letter is not None}
     assert reasons[b'{"id": "x", "user": "ann"}'] == 'field id is "x", which is no bigint'
     assert reasons[b'{"id": 3}'] == "field user is missing, and the schema says NOT NULL"
+    assert reasons[b'{"user":"a"} x'] == "the value is not JSON: Extra data: line 1 column 14 (char 13)"
     assert reasons[b'{"user":"a","at":"no"}'] == 'field at is "no", which is no timestamp'
     assert all(reasons.values())
     for letter in found.values():

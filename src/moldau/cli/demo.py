@@ -53,10 +53,12 @@ def run(
         say("the broker runs alone:")
         up(port=port, brokers=1, host="127.0.0.1", data=data, ephemeral=False, override=None)
         return
+    from moldau.cli.pipeline_load import check_master
     from moldau.demo.running import Demo, DemoError, DemoSettings, check_data
     from moldau.tables import ViewInUse
 
     _scale(day)
+    check_master(master)
     settings = DemoSettings(Path(data), port, http_port, day, rate, sites, _seed(seed), postgres, master)
     try:
         check_data(settings)

@@ -64,10 +64,8 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Only look whether the folders are right.")] = False,
 ) -> None:
     """Run pipelines in one Spark session until Ctrl-C, which lets the batch at hand finish."""
-    from moldau.spark.pipelines.project import MASTERS, is_master
-
-    if master is not None and not is_master(master):
-        raise usage(f"--master {master} is none: {MASTERS}")
+    if master is not None:
+        pipeline_load.check_master(master)
     projects = [_read(folder) for folder in folders]
     names = [project.name for project in projects]
     for name in names:

@@ -66,6 +66,7 @@ def load(
             say(f"{option} {given} is {option} {time_text(time_ms)}: write that to go on with this load later")
     offline = _offline()
     into = _target(to, options)
+    check_master(master)
     with _spark(master) as spark:
         offline.load(
             spark,
@@ -94,9 +95,18 @@ def unload(
     """Send the rows of a table to a topic, at least once: run again, it sends them again."""
     offline = _offline()
     source = _target(table, options)
+    check_master(master)
     with _spark(master) as spark:
         row_count = offline.unload(spark, bootstrap, source, to, key=key)
     print(f"{row_count} rows of {table} are in {to}")
+
+
+def check_master(master: str) -> None:
+    """Before Spark's launcher sees it, which has only a stack to say."""
+    from moldau.spark.pipelines.project import MASTERS, is_master
+
+    if not is_master(master):
+        raise usage(f"--master {master} is none: {MASTERS}")
 
 
 def _offline() -> Any:
@@ -135,6 +145,8 @@ def _spark(master: str) -> Iterator[Any]:
         spark = session("moldau-load", master=master, settings=QUIET_SPARK)
     except JavaMissing as error:
         raise CommandError(str(error)) from error
+    except Exception as error:  # a cluster that is not there
+        raise CommandError(f"Spark does not start: {reason(error)}") from error
     try:
         yield spark
     except PipelineError as error:

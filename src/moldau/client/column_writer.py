@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,16 @@ from moldau.protocol.batches import HEADER_BYTES
 from moldau.protocol.columnar import encode_batches
 
 Partitions = npt.NDArray[np.int32]
+BeforeFirst = Callable[[TopicPartition], Awaitable[None]]
 
 
 class ColumnWriter:
     """Writes columns with a producer, and counts what went where. `finish` says whether all of it arrived."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, before_first: BeforeFirst | None = None) -> None:
+        """`before_first` is waited for before a partition's first batch is sent."""
         self.record_counts: Counter[TopicPartition] = Counter()
+        self._before_first = before_first
         self._producer = producer
         self._batch_bytes_max = encoded_bytes_max(producer.settings)
         self._sticky: dict[str, _Sticky] = {}
@@ -53,6 +56,8 @@ class ColumnWriter:
         """Send a record batch as `encode_batches` makes it."""
         if self._failure is not None:
             raise self._failure
+        if self._before_first is not None and where not in self.record_counts:
+            await self._before_first(where)
         self.record_counts[where] += int.from_bytes(batch[HEADER_BYTES - 4 : HEADER_BYTES])
         await self._producer.send_encoded(where.topic, where.partition, batch, self._on_delivery)
         # What is encoded leaves while the next is being encoded.

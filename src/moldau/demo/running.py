@@ -67,6 +67,14 @@ def check_data(settings: DemoSettings) -> None:
         )
 
 
+def told_of_end(code: int, last_line: str) -> str:
+    """Who is killed has no last word: what its log ends with is not the reason."""
+    if code >= 0:
+        return f"has ended: {last_line}"
+    memory = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{memory}; its last line: {last_line}"
+
+
 class Demo:
     """One run."""
 
@@ -180,7 +188,7 @@ class Demo:
         while not self._stopping.is_set():
             for name, process in self._running.items():
                 if process.returncode is not None:
-                    self._say(f"the {name} has ended: {self._last_line(name)}")
+                    self._say(f"the {name} {told_of_end(process.returncode, self._last_line(name))}")
                     return 1
             if not has_data and has_points(await dashboard.read()):
                 has_data = True

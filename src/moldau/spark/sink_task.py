@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from moldau.client import ClusterClient, Identity, Producer
+from moldau.client import ClusterClient, Identity, Producer, transaction_admin
 from moldau.client.column_writer import ColumnWriter
 from moldau.kernel import ErrorCode, KafkaError, TopicPartition
 from moldau.spark import clients
@@ -58,7 +59,18 @@ def write_rows(options: SinkOptions, batches: Iterable[Any], membership: Members
             columns = [column_of(chosen, name) for name in (KEY, VALUE, HEADERS, PARTITION)]
             await writer.write(topic, *columns)
 
-    return send_all(options, batches, membership, send)
+    # No shuffle has brought all of a partition's rows here: another task, or an earlier attempt, may have some.
+    return send_all(options, batches, membership, send, check_unwritten)
+
+
+Check = Callable[[ClusterClient, Membership, TopicPartition], Coroutine[Any, Any, None]]
+
+
+async def check_unwritten(client: ClusterClient, membership: Membership, where: TopicPartition) -> None:
+    """A second writer's first batches have the first one's numbers: brokers would say "delivered" and drop them."""
+    states = (await transaction_admin.describe_producers(client, [where]))[where]
+    if any((one.producer_id, one.producer_epoch) == membership.identity for one in states):
+        raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{where} has records of this transaction already")
 
 
 def send_all(
@@ -66,15 +78,18 @@ def send_all(
     batches: Iterable[Any],
     membership: Membership | None,
     send: Callable[[ColumnWriter, Any], Coroutine[Any, Any, None]],
+    check: Check | None = None,
 ) -> Written:
-    """Give the batches, gathered to tables, to `send`, with a writer for this task alone."""
+    """Give the batches, gathered to tables, to `send`, with a writer for this task alone. Of a transaction's partitions
+    each is looked at by `check` before it is written to."""
 
     async def open_writer(client: ClusterClient) -> tuple[Producer, ColumnWriter]:
         config = options.producer_config(membership.transactional_id if membership else None)
         producer = Producer(client, config)
-        if membership is not None:
-            producer.join_transaction(membership.identity, membership.transaction_version)
-        return producer, ColumnWriter(producer)
+        if membership is None:
+            return producer, ColumnWriter(producer)
+        producer.join_transaction(membership.identity, membership.transaction_version)
+        return producer, ColumnWriter(producer, None if check is None else partial(check, client, membership))
 
     tables = gathered(batches)
     table = next(tables, None)

@@ -32,7 +32,7 @@ from moldau.spark.pipelines.complaints import (
 from moldau.spark.pipelines.errors import PipelineError
 
 ROWS = "__moldau_rows"
-_CORRUPT = "__moldau_corrupt"
+_OBJECT, _CORRUPT = "__moldau_object", "__moldau_corrupt"
 
 
 class Format(Protocol):
@@ -61,22 +61,21 @@ class Json:
         return self.ddl if isinstance(self.ddl, StructType) else schema_of_ddl(self.ddl)
 
     def with_rows(self, records: DataFrame) -> DataFrame:
-        asked = StructType([StructField(field.name, field.dataType) for field in self.schema.fields])
-        asked.add(StructField(_CORRUPT, StringType()))
+        columns = StructType([StructField(field.name, field.dataType) for field in self.schema.fields])
+        asked = StructType([StructField(_OBJECT, columns), StructField(_CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        row = F.from_json(F.col("value").cast("string"), asked, options)
+        # Spark reads the first value of a text and forgets what is behind it: as a field it must be the only one.
+        text = F.concat(F.lit(f'{{"{_OBJECT}":'), F.col("value").cast("string"), F.lit("}"))
+        parsed = F.from_json(text, asked, options)
         required = [field.name for field in self.schema.fields if not field.nullable]
 
         def is_good(one: Column) -> Column:
-            good = one.isNotNull() & one[_CORRUPT].isNull()
+            good = one[_OBJECT].isNotNull() & one[_CORRUPT].isNull()
             for name in required:
-                good = good & one[name].isNotNull()
+                good = good & one[_OBJECT][name].isNotNull()
             return good
 
-        def without_mark(one: Column) -> Column:
-            return F.struct(*(one[name].alias(name) for name in self.schema.names))
-
-        whole = F.transform(F.filter(F.array(row), is_good), without_mark)
+        whole = F.transform(F.filter(F.array(parsed), is_good), lambda one: one[_OBJECT])
         return records.withColumn(ROWS, F.when(F.is_valid_utf8("value"), whole).otherwise(_none(self.schema)))
 
     def complainer(self) -> Callable[[bytes | None], Complaint]:

@@ -23,7 +23,7 @@ from moldau.spark.pipelines.errors import PipelineError
 FILE = "pipeline.toml"
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 _KEYS = ("name", "bootstrap", "files", "checkpoints", "master", "every", "spark", "options")
-_MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|yarn|[a-z][a-z0-9+.-]*://.+")
+_MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
 _TIME = re.compile(r"(\d+ *(millisecond|second|minute|hour|day)s? *)+")
 _NAME_NEVER = re.compile(r"[/\\\s]")
 
