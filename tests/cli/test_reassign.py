@@ -88,6 +88,10 @@ def test_a_throttled_move_takes_its_time_and_leaves_no_throttle_behind() -> None
         moldau("reassign", "execute", "--topic", "whole", "--brokers", str(target), "--no-wait", "--throttle", "20K")
         (under_way,) = moldau("reassign", "status", "-o", "json").json
         assert (under_way["adding"], under_way["removing"]) == ([target], begun)
+        again = moldau("reassign", "plan", "--topic", "whole", "--brokers", str(target), "-o", "json").json
+        assert again == [], "it is on its way there"
+        (back,) = moldau("reassign", "plan", "--topic", "whole", "--brokers", str(begun[0]), "-o", "json").json
+        assert (back["now"], back["next"]) == ([target], begun), "one replica, not two"
         assert "stopped 1 moves" in moldau("reassign", "cancel").err
         assert moldau("reassign", "status", "-o", "json").json == []
         assert where() == begun
