@@ -137,6 +137,7 @@ def test_a_cluster_of_three_is_shown_and_led_by_the_first_replicas_again() -> No
         assert moldau("partition", "list", "--offline", "-o", "json").json == []
         fenced = wait_for(lambda: [row["id"] for row in moldau("node", "list", "-o", "json").json if row["fenced"]])
         assert fenced == [gone]
+        assert "do not fit on 1 brokers" in moldau("reassign", "plan", "--brokers", "1,1", code=1).err
         assert "broker 9 is not running" in moldau("reassign", "plan", "--brokers", "9", code=1).err
         assert f"node {gone} is forgotten" in moldau("node", "unregister", str(gone), "--yes").err
         assert gone not in [row["id"] for row in moldau("node", "list", "-o", "json").json]

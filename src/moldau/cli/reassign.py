@@ -231,6 +231,6 @@ async def _assignment(client: ClusterClient, topics: list[str] | None) -> dict[T
 
 def _ids(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise usage(f"--brokers {text}: give ids with commas between them, e.g. 1,2,3") from None
