@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from moldau.broker.host import SystemDisk
 from moldau.broker.partition import Partition
-from moldau.kernel import TopicPartition
+from moldau.kernel import KafkaError, TopicPartition
 from moldau.storage.checkpoints import offsets_text, parse_offsets
 from tests.broker.replication_rig import Rig, until
 from tests.robustness.kit import Gate, HookedDisk
@@ -110,6 +111,29 @@ def test_what_is_written_anew_after_a_cut_is_not_clean(tmp_path: Path) -> None:
             assert checkpoint(rig, 1, "cleaner-offset-checkpoint") == 2
             await partition.restart_at(0)
             assert partition.cleaned_to is None
+
+    run(main())
+
+
+def test_a_start_that_was_wanted_beyond_the_cut_is_forgotten(tmp_path: Path) -> None:
+    """With a start above its end a log would be emptied when it is opened again, whatever came since."""
+
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            for _ in range(4):
+                await rig.produce(0, "t", b"v")
+            rig.cut(1)
+            node, partition = rig.node(1), rig.partition(1, "t")
+            partition.start_wanted = 3
+            await node.replicas.checkpoints.write()
+            assert checkpoint(rig, 1, "log-start-offset-checkpoint") == 3
+            await partition.truncate_to(2)
+            assert checkpoint(rig, 1, "log-start-offset-checkpoint") is None
+            assert partition.start_wanted == partition.log.start_offset == 0
+            for give_up in (partition.delete_records_before, partial(partition.give_up_before, now_ms=0)):
+                with pytest.raises(KafkaError, match="was cut meanwhile"):
+                    give_up(1)
 
     run(main())
 
