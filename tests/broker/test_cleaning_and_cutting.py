@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from moldau.broker.host import SystemDisk
 from moldau.broker.partition import Partition
-from moldau.kernel import TopicPartition
+from moldau.kernel import KafkaError, TopicPartition
 from moldau.storage.checkpoints import offsets_text, parse_offsets
 from tests.broker.replication_rig import Rig, until
 from tests.robustness.kit import Gate, HookedDisk
@@ -109,6 +111,61 @@ def test_what_is_written_anew_after_a_cut_is_not_clean(tmp_path: Path) -> None:
             assert checkpoint(rig, 1, "cleaner-offset-checkpoint") == 2
             await partition.restart_at(0)
             assert partition.cleaned_to is None
+
+    run(main())
+
+
+def test_a_start_that_was_wanted_beyond_the_cut_is_forgotten(tmp_path: Path) -> None:
+    """With a start above its end a log would be emptied when it is opened again, whatever came since."""
+
+    async def main() -> None:
+        async with Rig(tmp_path) as rig:
+            rig.create("t", (0, 1))
+            for _ in range(4):
+                await rig.produce(0, "t", b"v")
+            rig.cut(1)
+            node, partition = rig.node(1), rig.partition(1, "t")
+            partition.start_wanted = 3
+            await node.replicas.checkpoints.write()
+            assert checkpoint(rig, 1, "log-start-offset-checkpoint") == 3
+            await partition.truncate_to(2)
+            assert checkpoint(rig, 1, "log-start-offset-checkpoint") is None
+            assert partition.start_wanted == partition.log.start_offset == 0
+            for give_up in (partition.delete_records_before, partial(partition.give_up_before, now_ms=0)):
+                with pytest.raises(KafkaError, match="was cut meanwhile"):
+                    give_up(1)
+
+    run(main())
+
+
+def test_a_log_whose_cleaning_fails_does_not_keep_others_from_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        disk = HookedDisk()
+        monkeypatch.setattr("tests.broker.replication_rig.SystemDisk", disk)
+
+        def full(operation: str, path: str) -> None:
+            if operation == "write" and "/large-0/" in path and path.endswith(".cleaned"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        disk.hook = full
+        async with Rig(tmp_path, SETTINGS | {"log.cleaner.backoff.ms": "600000"}, racks=("",)) as rig:
+            for topic in ("large", "small"):
+                rig.create(topic, (0,), **{"cleanup.policy": "compact"})
+                for _ in range(20 if topic == "large" else 2):
+                    await rig.produce(0, topic, b"v")
+            for topic in ("large", "small"):
+                rig.partition(0, topic).log.roll(rig.node(0).clock.now_ms())
+            cleaner, small = rig.node(0).cleaner, rig.partition(0, "small")
+            cleaner.look_if_due()
+            await until(lambda: any("cleaning_failed partition=large-0" in line for line in rig.lines))
+
+            def is_small_clean() -> bool:
+                cleaner.look_if_due()
+                return small.cleaned_to == 2
+
+            await until(is_small_clean)
 
     run(main())
 

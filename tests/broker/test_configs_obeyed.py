@@ -65,6 +65,13 @@ def test_max_message_bytes_is_obeyed_and_its_change_is_in_force_with_the_answer(
     assert send(wire, "sized", batch_of(b"x" * 300)).error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
+def test_a_topics_configs_are_in_force_also_where_its_partitions_change_with_them(wire: Wire) -> None:
+    """As they do with `min.insync.replicas`, by which eligible leaders are not eligible any more."""
+    create(wire, "with-elr")
+    alter(wire, TOPIC, "with-elr", max_message_bytes="100", min_insync_replicas="1")
+    assert send(wire, "with-elr", batch_of(b"x" * 300)).error_code == ErrorCode.MESSAGE_TOO_LARGE
+
+
 def test_log_append_time_stamps_the_batch_and_the_answer(wire: Wire) -> None:
     create(wire, "stamped", **{"message.timestamp.type": "LogAppendTime"})
     before = int(time.time() * 1000)

@@ -88,6 +88,10 @@ def test_a_throttled_move_takes_its_time_and_leaves_no_throttle_behind() -> None
         moldau("reassign", "execute", "--topic", "whole", "--brokers", str(target), "--no-wait", "--throttle", "20K")
         (under_way,) = moldau("reassign", "status", "-o", "json").json
         assert (under_way["adding"], under_way["removing"]) == ([target], begun)
+        again = moldau("reassign", "plan", "--topic", "whole", "--brokers", str(target), "-o", "json").json
+        assert again == [], "it is on its way there"
+        (back,) = moldau("reassign", "plan", "--topic", "whole", "--brokers", str(begun[0]), "-o", "json").json
+        assert (back["now"], back["next"]) == ([target], begun), "one replica, not two"
         assert "stopped 1 moves" in moldau("reassign", "cancel").err
         assert moldau("reassign", "status", "-o", "json").json == []
         assert where() == begun
@@ -133,6 +137,7 @@ def test_a_cluster_of_three_is_shown_and_led_by_the_first_replicas_again() -> No
         assert moldau("partition", "list", "--offline", "-o", "json").json == []
         fenced = wait_for(lambda: [row["id"] for row in moldau("node", "list", "-o", "json").json if row["fenced"]])
         assert fenced == [gone]
+        assert "do not fit on 1 brokers" in moldau("reassign", "plan", "--brokers", "1,1", code=1).err
         assert "broker 9 is not running" in moldau("reassign", "plan", "--brokers", "9", code=1).err
         assert f"node {gone} is forgotten" in moldau("node", "unregister", str(gone), "--yes").err
         assert gone not in [row["id"] for row in moldau("node", "list", "-o", "json").json]

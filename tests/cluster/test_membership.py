@@ -27,6 +27,7 @@ from moldau.protocol.messages.alter_partition_reassignments import AlterPartitio
 from moldau.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from moldau.protocol.messages.broker_registration import BrokerRegistrationRequest
 from moldau.protocol.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
+from moldau.protocol.messages.metadata_records.broker_registration_change_record import BrokerRegistrationChangeRecord
 from moldau.protocol.messages.metadata_records.partition_change_record import PartitionChangeRecord
 from tests.cluster.kit import DIRECTORY, cluster, created, replayed, topic
 
@@ -277,6 +278,21 @@ def reassign(image: MetadataImage, replicas: list[int] | None, index: int = 0) -
     request = kinds(topics=[kinds.ReassignableTopic("t", [kinds.ReassignablePartition(index, replicas)])])
     decision = decide_reassign(image, request, POLICY, lambda replica: DIRECTORY)
     return decision.response.responses[0].partitions[0].error_code, replayed(image, decision.records)
+
+
+def test_a_reassignment_makes_nobody_a_leader_whose_directory_failed() -> None:
+    image = created(cluster(1, 2, 3), topic("t", -1, -1, assignments={0: [1, 2]}))
+    topic_id = image.topics["t"].id
+    gone = PartitionChangeRecord(
+        partition_id=0, topic_id=topic_id, leader=NO_LEADER, isr=[], eligible_leader_replicas=[2], last_known_elr=[1]
+    )
+    image = replayed(image, [gone, BrokerRegistrationChangeRecord(2, image.brokers[2].epoch, log_dirs=[NEW])])
+    request_of = AlterPartitionReassignmentsRequest
+    partition = request_of.ReassignablePartition(0, [2, 3])
+    request = request_of(topics=[request_of.ReassignableTopic("t", [partition])])
+    policy = replace(POLICY, min_isr=lambda _topic: 2, keeps_elr=True)
+    after = replayed(image, decide_reassign(image, request, policy, lambda replica: DIRECTORY).records)
+    assert (after.topics["t"].partitions[0].leader, after.topics["t"].partitions[0].elr) == (NO_LEADER, (2,))
 
 
 def test_a_reassignment_adds_first_and_removes_when_all_are_in_sync() -> None:

@@ -107,6 +107,18 @@ def test_a_reassignment_is_done_when_all_that_are_added_are_in_sync() -> None:
     assert len(done.directories) == 2
 
 
+def test_a_removed_replica_stays_until_those_that_remain_are_enough() -> None:
+    """What was committed by 1 and 2 must not be left to 2 alone, while 3 does not have it yet."""
+    before = partition(isr=(2, 1), leader=2)
+    begun = change(before, replicas=[3, 2, 1], removing=[1], adding=[])
+    assert (begun.replicas, begun.isr, begun.removing_replicas) == ([3, 2, 1], None, [1])
+    waiting = partition(replicas=(3, 2, 1), isr=(2, 1), leader=2, removing=(1,))
+    done = change(waiting, isr=[2, 1, 3])
+    assert (done.replicas, done.isr, done.removing_replicas) == ([3, 2], [2, 3], [])
+    alone = change(before, replicas=[2, 3, 1], removing=[3, 1], adding=[])
+    assert (alone.replicas, alone.isr) == ([2], [2]), "one replica cannot be more than one"
+
+
 def test_a_removed_replica_is_fenced_by_a_new_leader_epoch() -> None:
     record = change(partition(), replicas=[1, 2, 3], removing=[3], adding=[], isr=[1, 2, 3])
     assert record.replicas == [1, 2]

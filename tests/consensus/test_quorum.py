@@ -200,6 +200,26 @@ def test_a_follower_goes_back_to_where_the_logs_part() -> None:
     assert machine.high_watermark == 0, "what is dropped is not agreed"
 
 
+def test_an_answer_to_what_the_log_ended_with_before_it_was_cut_is_late() -> None:
+    """Two fetches may be under way, where a follower lost sight of its leader for a moment."""
+    log = Log(end_offset=9, last_epoch=3)
+    machine = quorum(3, log=log)
+    machine.start(NOW)
+    machine.on_begin_epoch(BeginEpochRequest(4, 2, KEY), NOW)
+    (sent,) = [each for each in machine.poll(NOW) if isinstance(each, Send)]
+    assert isinstance(sent.request, FetchRequest)
+    answer = FetchAnswer(4, 2, high_watermark=9, diverging=EpochEnd(3, 6))
+    assert machine.on_fetch_answer(2, sent.request, answer, NOW) == [TruncateTo(6)]
+    log.end_offset = 6
+    (sent_again,) = [each for each in machine.poll(NOW) if isinstance(each, Send)]
+    assert isinstance(sent_again.request, FetchRequest)
+    machine.on_fetch_answer(2, sent_again.request, FetchAnswer(4, 2, high_watermark=9, records=b"three"), NOW)
+    log.end_offset, log.last_epoch = 9, 4
+    assert machine.note_log_end() == [AdvanceHighWatermark(9)]
+    machine.flushed(9, NOW)
+    assert machine.on_fetch_answer(2, sent.request, answer, NOW) == []
+
+
 def test_the_first_successor_stands_at_once_when_a_leader_ends_its_epoch() -> None:
     machine = quorum(3)
     machine.start(NOW)

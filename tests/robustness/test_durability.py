@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,35 @@ def test_a_full_disk_with_log_append_time_is_a_storage_error(monkeypatch: pytest
         answer: Any = wire.ask(produce("t", batch_of(b"y")), 9)
         refused = answer.responses[0].partition_responses[0]
         assert ErrorCode(refused.error_code) is ErrorCode.KAFKA_STORAGE_ERROR, refused
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_used_up_is_a_full_disk(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Half of a batch is written and taken back, reads go on, and so does the log when there is room again."""
+    with hooked_broker(monkeypatch) as (broker, disk):
+        wire = Wire(broker.bootstrap)
+        create(wire, "t")
+        wire.ask(produce("t", batch_of(b"kept")), 9)
+        log = f"{broker.data}/t-0/{0:020d}.log"
+        size = os.path.getsize(log)
+
+        def full(operation: str, path: str) -> None:
+            if operation == "write" and path == log:
+                with open(log, "ab") as file:
+                    file.write(b"half a batch")
+                raise OSError(error, os.strerror(error))
+
+        disk.hook = full
+        answer: Any = wire.ask(produce("t", batch_of(b"refused")), 9)
+        refused = answer.responses[0].partition_responses[0]
+        assert ErrorCode(refused.error_code) is ErrorCode.KAFKA_STORAGE_ERROR
+        assert os.strerror(error) in refused.error_message
+        assert os.path.getsize(log) == size
+        assert fetched(wire.ask(fetch("t", 0), 11)).high_watermark == 1
+        disk.hook = lambda operation, path: None
+        answer = wire.ask(produce("t", batch_of(b"after")), 9)
+        assert answer.responses[0].partition_responses[0].base_offset == 1
+        assert not any("offline" in line for line in broker.log)
 
 
 def plain_log(**config: Any) -> PartitionLog:

@@ -148,7 +148,7 @@ def test_a_refusal_waits_for_the_change_that_it_is_based_on() -> None:
         assert [answer.topics[0].error_code for answer in answers] == [0, 0]
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_full_metadata_disk_is_answered(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     """KAFKA_STORAGE_ERROR from the metadata log escapes every handler that changes something: CreateTopics,
     DeleteTopics, configs, InitProducerId and Metadata close the connection instead of answering."""

@@ -329,10 +329,10 @@ def anybody_alive_may_lead(patch: pytest.MonkeyPatch) -> None:
 def a_reassignment_is_over_before_the_new_ones_are_in_sync(patch: pytest.MonkeyPatch) -> None:
     complete = partition_change._complete_reassignment
 
-    def complete_at_once(state: Any) -> Any:
+    def complete_at_once(state: Any, min_isr: int) -> Any:
         if not state.adding and not state.removing:
             return state
-        return complete(state._replace(isr=[*dict.fromkeys([*state.isr, *state.adding])]))
+        return complete(state._replace(isr=[*dict.fromkeys([*state.isr, *state.adding])]), min_isr)
 
     patch.setattr(partition_change, "_complete_reassignment", complete_at_once)
 

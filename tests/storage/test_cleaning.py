@@ -227,6 +227,20 @@ def test_a_damaged_batch_stops_the_job_and_nothing_is_changed(position: int, com
     assert log._segments.all[0].size > 0
 
 
+def test_a_cleaning_that_finds_no_room_leaves_nothing_behind() -> None:
+    disk = new_disk()
+    log = open_log(disk)
+    for number in range(20):
+        put(log, (f"k{number % 19}", "v" * 100))
+    log.roll(NOW_MS)
+    disk.capacity_bytes = disk.used_bytes + 1000
+    with pytest.raises(OSError, match="No space left"):
+        clean_log(log, disk, None, NOW_MS)
+    assert not [name for name in disk.list("data/t-0") if name.endswith(".cleaned")]
+    disk.capacity_bytes += 10_000
+    assert clean_log(log, disk, None, NOW_MS) == 20
+
+
 def test_readers_keep_the_old_segment_that_they_are_reading() -> None:
     disk = new_disk()
     log = open_log(disk)

@@ -142,9 +142,8 @@ class Checkpoints:
                         if name in offsets:
                             offsets[name] = min(offsets[name], partition.truncation_wanted)
                 high[name] = partition.high_watermark
-                start_offset = max(partition.log.vouched_start_offset, partition.start_wanted)
-                if start_offset:
-                    starts[name] = start_offset
+                if partition.start_to_vouch_for:
+                    starts[name] = partition.start_to_vouch_for
             for partition in self._replicas.moving_to(directory):
                 # Told before the replica is there, so that no moment is without it.
                 name = TopicPartition(partition.topic, partition.index)

@@ -19,6 +19,9 @@ from moldau.protocol.batches import CorruptBatchError
 from moldau.storage.cleaning import Cleaned, CleanedGroup, CleaningJob, announce, give_up, retire, run
 from moldau.storage.config import INT64_MAX
 
+# Of the wait after a failure.
+DOUBLINGS_MAX = 5
+
 # Runs a job at no more than so many bytes a second, and gives what it comes to.
 RunCleaning = Callable[[CleaningJob, float], AsyncIterator[CleanedGroup | Cleaned]]
 
@@ -60,6 +63,9 @@ class Cleaner:
         # What the last look found, by partition: one that has rolled since is looked at before the others' time.
         self._seen: dict[Partition, int] = {}
         self._uncleanable: dict[Partition, str] = {}
+        # Those whose cleaning failed in a way that passes, how often in succession, and when they are tried again: the
+        # others have their turns meanwhile.
+        self._put_off: dict[Partition, tuple[int, int]] = {}
         self._task: asyncio.Task[None] | None = None
         self.bytes_read = self.bytes_written = self.runs = 0
 
@@ -97,6 +103,8 @@ class Cleaner:
         candidates = []
         for partition in compacted:
             if partition in self._uncleanable or partition.move is not None or partition.log.failure is not None:
+                continue
+            if partition in self._put_off and self._clock.monotonic_ms() < self._put_off[partition][1]:
                 continue
             try:
                 candidate = self._judge(partition)
@@ -140,6 +148,7 @@ class Cleaner:
             self.bytes_read += size_before
             self.bytes_written += size_after
             self.runs += 1
+            self._put_off.pop(partition, None)
             await self._replicas.checkpoints.write()
         except CorruptBatchError as error:
             if log.generation != generation:
@@ -150,7 +159,7 @@ class Cleaner:
         except (OSError, KafkaError) as error:
             if not partition.is_removed:
                 self._say(f"cleaning_failed partition={partition} reason={str(error)!r}")
-            self._next_ms = self._clock.monotonic_ms() + self._settings.integer("log.cleaner.backoff.ms")
+                self._try_later(partition)
             return
         finally:
             partition.is_cleaned.set()
@@ -159,6 +168,13 @@ class Cleaner:
             f"log_cleaned partition={partition} cleaned_to={partition.cleaned_to} records={read} kept={kept}"
             f" bytes={size_before} left={size_after} ms={self._clock.monotonic_ms() - began_ms}"
         )
+
+    def _try_later(self, partition: Partition) -> None:
+        """A full disk, say: each time twice as late."""
+        self._put_off = {each: when for each, when in self._put_off.items() if not each.is_removed}
+        failures = self._put_off.get(partition, (0, 0))[0]
+        delay_ms = self._settings.integer("log.cleaner.backoff.ms") << min(failures, DOUBLINGS_MAX)
+        self._put_off[partition] = failures + 1, self._clock.monotonic_ms() + delay_ms
 
     async def _put_in_place(self, partition: Partition, done: CleanedGroup, generation: int) -> bool:
         """Whether the old segments were still there, as they were, to be replaced."""

@@ -354,7 +354,7 @@ class Partition:
         follower, log = self.follower, self.log
         self._cuts_wanted.append(keeps_to)
         try:
-            if keeps_to < max(log.recovery_point, self.cleaned_to or 0):
+            if keeps_to < max(log.recovery_point, self.cleaned_to or 0, self.start_wanted):
                 await self._replicas.checkpoints.write()
             while self.is_flushing or self.is_switched is not None:
                 await self._wait_flush_idle()
@@ -377,6 +377,7 @@ class Partition:
         follower.on_truncated(log.end_offset)
         if self.cleaned_to is not None:
             self.cleaned_to = min(self.cleaned_to, log.end_offset)
+        self._forget_start_beyond(log.end_offset)
         if self._uncommitted_ends is not None:
             self._uncommitted_ends = [each for each in self._uncommitted_ends if each[1] < log.end_offset] or None
         return task
@@ -386,8 +387,14 @@ class Partition:
         assert follower is not None
         task = self.log.begin_restart(offset)
         self._uncommitted_ends = self.cleaned_to = None
+        self._forget_start_beyond(offset)
         follower.on_restarted(offset)
         return task
+
+    def _forget_start_beyond(self, end_offset: int) -> None:
+        """What was to be given up is not there any more; a start above its end would give up all that comes."""
+        if self.start_wanted > end_offset:
+            self.start_wanted = self.log.start_offset
 
     def _run_cut(self, task: CutTask) -> asyncio.Future[None]:
         """In a thread. Nothing is flushed meanwhile, and the log takes no appends; whoever stops waits for it."""
@@ -416,6 +423,12 @@ class Partition:
     def truncation_wanted(self) -> int | None:
         """Where the log will end once the checkpoint says no more than that."""
         return min(self._cuts_wanted, default=None)
+
+    @property
+    def start_to_vouch_for(self) -> int:
+        """Where the log starts, or will once the checkpoint says so."""
+        start_offset, cut = self.log.vouched_start_offset, self.truncation_wanted
+        return start_offset if cut is not None and cut < self.start_wanted else max(start_offset, self.start_wanted)
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -545,6 +558,7 @@ class Partition:
         """Once the checkpoint says so."""
         if self.why_removed is not None:
             raise self.why_removed
+        self._check_start_wanted(offset)
         try:
             self.log.delete_records_before(offset)
         except OSError as error:
@@ -553,7 +567,12 @@ class Partition:
     def give_up_before(self, offset: int, now_ms: int) -> None:
         """The same for what retention lets go. OSError, KafkaError: the next round tries again."""
         if not self.is_removed and self.log.failure is None:
+            self._check_start_wanted(offset)
             self.log.give_up_before(offset, now_ms)
+
+    def _check_start_wanted(self, offset: int) -> None:
+        if offset > self.start_wanted:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self} was cut meanwhile")
 
     def wake(self) -> None:
         """Something became visible, or will never: let every waiting fetch look again."""

@@ -457,7 +457,6 @@ class Replicas:
             reconfigured = set(self._by_name)
         else:
             reconfigured = {resource.name for resource in resources if resource.kind == ConfigKind.TOPIC}
-            reconfigured.difference_update(changed)
         for name in sorted(reconfigured.intersection(image.topics)):
             config = self._settings.log_config(image.config(ConfigKind.TOPIC, name))
             min_in_sync = self._min_in_sync(name, image)

@@ -77,9 +77,12 @@ def decommission(
     properties: Property = None,
 ) -> None:
     """Move everything away from a broker, so that it can be stopped for good."""
+    import asyncio
+
     from moldau.cli.output import confirm, say
     from moldau.cli.reassign import move, plan_rows
     from moldau.cli.remote import on_cluster
+    from moldau.client import list_reassignments
 
     confirm(f"Move every replica away from node {node_id}?", yes=yes)
 
@@ -88,9 +91,12 @@ def decommission(
         others = [row["id"] for row in await _nodes(client) if row["id"] != node_id and not row["fenced"]]
         if not others:
             raise CommandError(f"node {node_id} is the only broker that runs: there is nowhere to move its replicas")
-        rows = await plan_rows(client, others, None)
-        await move(client, [row for row in rows if node_id in row["now"]], wait=True)
-        return sum(node_id in row["now"] for row in rows)
+        rows = [row for row in await plan_rows(client, others, None) if node_id in row["now"]]
+        await move(client, rows, wait=True)
+        # Also what somebody else was moving away from it.
+        while any(node_id in each.removing for each in await list_reassignments(client)):
+            await asyncio.sleep(0.3)
+        return len(rows)
 
     moved = on_cluster(bootstrap, properties, work)
     say(

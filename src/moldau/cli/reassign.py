@@ -177,9 +177,14 @@ async def _plan(client: ClusterClient, brokers: str | None, topics: list[str] | 
 
 async def plan_rows(client: ClusterClient, brokers: list[int], topics: list[str] | None) -> list[dict[str, Any]]:
     from moldau.cli.reassign_plan import plan_moves
-    from moldau.client import admin
+    from moldau.client import admin, list_reassignments
 
-    now = await _assignment(client, topics)
+    # What is on its way is, for the plan, where it goes.
+    leaving = {each.partition: each.removing for each in await list_reassignments(client)}
+    now = {
+        partition: tuple(replica for replica in replicas if replica not in leaving.get(partition, ()))
+        for partition, replicas in (await _assignment(client, topics)).items()
+    }
     racks = {node.id: node.rack for node in (await admin.describe_cluster(client)).nodes}
     try:
         moves = plan_moves(now, brokers, racks)
@@ -200,10 +205,11 @@ async def move(client: ClusterClient, rows: list[dict[str, Any]], *, wait: bool)
 
     if not rows:
         return
-    await reassign(client, {TopicPartition(row["topic"], row["partition"]): row["next"] for row in rows})
+    moves = {TopicPartition(row["topic"], row["partition"]): row["next"] for row in rows}
+    await reassign(client, moves)
     left = len(rows)
     while wait and left:
-        ongoing = len(await list_reassignments(client))
+        ongoing = sum(each.partition in moves for each in await list_reassignments(client))
         if ongoing != left:
             left = ongoing
             say(f"{len(rows) - left} of {len(rows)} partitions moved")
@@ -225,6 +231,6 @@ async def _assignment(client: ClusterClient, topics: list[str] | None) -> dict[T
 
 def _ids(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise usage(f"--brokers {text}: give ids with commas between them, e.g. 1,2,3") from None

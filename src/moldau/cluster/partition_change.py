@@ -62,7 +62,8 @@ class PartitionChange:
                 list(before.replicas if self.replicas is None else self.replicas),
                 list(before.removing if self.removing is None else self.removing),
                 list(before.adding if self.adding is None else self.adding),
-            )
+            ),
+            self.min_isr,
         )
         elr, last_known = self._eligible(state)
         leader, isr, is_unclean = self._elect(state, elr)
@@ -152,12 +153,16 @@ class PartitionChange:
         return next((replica for replica in replicas if is_good(replica)), NO_LEADER)
 
 
-def _complete_reassignment(state: _State) -> _State:
-    """Once all that are added are in sync, the removed ones go."""
+def _complete_reassignment(state: _State, min_isr: int) -> _State:
+    """Once all that are added are in sync, and enough with them, the removed ones go.
+
+    Apache Kafka lets them go also when those that stay are below `min.insync.replicas`. What was committed may then lie
+    on one replica, and the loss of that one's disk is its end.
+    """
     if not state.adding and not state.removing:
         return state
     target = [replica for replica in state.replicas if replica not in state.removing]
     isr = [replica for replica in state.isr if replica in target]
-    if not target or not isr or set(state.adding) - set(isr):
+    if len(isr) < max(min(min_isr, len(target)), 1) or set(state.adding) - set(isr):
         return state
     return _State(isr, target, [], [])

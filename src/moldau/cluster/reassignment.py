@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from moldau.cluster.brokers import PartitionPolicy, is_active
+from moldau.cluster.brokers import PartitionPolicy, can_serve
 from moldau.cluster.decision import Decision
 from moldau.cluster.image import MetadataImage, PartitionImage, TopicImage
 from moldau.cluster.partition_change import Election, PartitionChange
@@ -83,7 +83,7 @@ def _change(
             topic.id,
             index,
             partition,
-            lambda replica: is_active(image, replica),
+            lambda replica: can_serve(image, partition, replica),
             policy.min_isr(topic.name),
             policy.keeps_elr,
             Election.UNCLEAN if policy.is_unclean_allowed(topic.name) else Election.ONLINE,

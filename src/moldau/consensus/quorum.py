@@ -478,7 +478,9 @@ class Quorum:
                 self._look_elsewhere(now_ms)
             return effects
         is_current = self.role is Role.FOLLOWER and node_id == self.leader_id and request.epoch == self.epoch
-        if not is_current or self._awaits_flush or request.fetch_offset != self._log.end_offset:
+        # An answer may come twice. A log that was cut since may end where it did, with other records.
+        asked_from = (request.fetch_offset, request.last_fetched_epoch)
+        if not is_current or self._awaits_flush or asked_from != (self._log.end_offset, self._log.last_epoch):
             return effects
         if answer.error is not ErrorCode.NONE:
             self._retry(node_id, now_ms)

@@ -172,6 +172,23 @@ def _clean_group(
     pace: Pace,
 ) -> CleanedGroup:
     writer = _CleanedSegment(job, disk, group[0].base_offset)
+    try:
+        return _write_group(job, disk, group, writer, rules, transactions, pace)
+    except (OSError, CorruptBatchError):
+        # What was written takes no room from others, least of all on a full disk.
+        writer.give_up()
+        raise
+
+
+def _write_group(
+    job: CleaningJob,
+    disk: Disk,
+    group: list[OldSegment],
+    writer: _CleanedSegment,
+    rules: Rules,
+    transactions: MetTransactions,
+    pace: Pace,
+) -> CleanedGroup:
     left_before = len(transactions.left)
     bytes_read = records_read = records_kept = 0
     is_same = len(group) == 1
