@@ -86,6 +86,14 @@ def test_a_load_goes_on_where_the_one_before_it_stopped(
     found = sorted(path.name for path in (tmp_path / "lake" / f"topic={topic}" / "partition=0").glob("*.parquet"))
     assert found == [f"offsets-{0:020d}-{4:020d}.parquet", f"offsets-{5:020d}-{7:020d}.parquet"]
 
+    # A directory may have several topics, and they are not mixed.
+    again, other = moldau_cluster.topic("again", 1), tmp_path / "lake" / "topic=other" / "partition=0"
+    other.mkdir(parents=True)
+    (other / f"offsets-{0:020d}-{4:020d}.parquet").touch()
+    with pytest.raises(PipelineError, match=rf"has files of 2 topics: name one, such as {lake}/topic="):
+        unload(spark, moldau_cluster.bootstrap, target(lake), again, key="id")
+    assert unload(spark, moldau_cluster.bootstrap, target(f"{lake}/topic={topic}"), again, key="id") == 8
+
 
 @pytest.mark.parametrize(
     ("first", "then", "said"),

@@ -236,14 +236,23 @@ def _batches(source: Target) -> Iterator[Any]:
         table = load_catalog(dict(source.options)).load_table(source.place)
         yield from table.scan().to_arrow_batch_reader()
     else:
-        files = sorted(
-            str(path)
-            for path in Path(source.place).glob("topic=*/partition=*/offsets-*.parquet")
-            if not path.name.startswith(".")
-        )
-        if not files:
-            raise PipelineError(f"{source} has no files as to_parquet and `moldau topic export` name them")
-        yield from pads.dataset([os.path.abspath(one) for one in files], format="parquet").to_batches()
+        yield from pads.dataset(_files_of_topic(source), format="parquet").to_batches()
+
+
+def _files_of_topic(source: Target) -> list[str]:
+    """The files below a directory of one topic, or that topic's own directory."""
+    root = Path(os.path.abspath(source.place))
+    folders = [root] if root.name.startswith("topic=") else sorted(root.glob("topic=*"))
+    found = {
+        folder: files
+        for folder in folders
+        if (files := sorted(str(path) for path in folder.glob("partition=*/offsets-*.parquet")))
+    }
+    if not found:
+        raise PipelineError(f"{source} has no files as to_parquet and `moldau topic export` name them")
+    if len(found) > 1:
+        raise PipelineError(f"{source} has files of {len(found)} topics: name one, such as parquet:{next(iter(found))}")
+    return next(iter(found.values()))
 
 
 def _rows_of_database(source: Target) -> Iterator[Any]:
