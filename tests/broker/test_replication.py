@@ -75,6 +75,45 @@ def test_a_new_partition_does_not_wait_for_its_followers_polls(tmp_path: Path, l
     run(main())
 
 
+def test_a_follower_whose_log_starts_later_while_it_polls_goes_on(tmp_path: Path) -> None:
+    """Retention is each replica's own. The leader says in a session only what is new, and does not say it twice."""
+
+    async def main() -> None:
+        async with Rig(tmp_path, {"replica.fetch.wait.max.ms": "50000"}) as rig:
+            rig.create("t", (0, 1))
+            assert (await rig.produce(0, "t", b"first")).error_code == 0
+            await until(lambda: rig.are_equal("t"))
+            follower = rig.partition(1, "t")
+            follower.log.roll(rig.node(1).clock.now_ms())
+            follower.start_wanted = 1
+            follower.give_up_before(1, rig.node(1).clock.now_ms())
+            for _ in range(2):
+                assert (await rig.produce(0, "t", b"more", timeout_ms=3000)).error_code == 0
+            await until(lambda: follower.high_watermark == 3)
+
+    run(main())
+
+
+def test_what_a_late_answer_says_of_the_leader_is_not_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Rig(tmp_path, {"replica.fetch.wait.max.ms": "200"}) as rig:
+            rig.create("t", (0, 1, 2))
+            assert (await rig.produce(0, "t", b"first")).error_code == 0
+            await until(lambda: rig.are_equal("t"))
+            rig.cut(2)
+            await rig.produce(0, "t", b"second", acks=1)
+            follower = rig.partition(1, "t")
+            await until(lambda: follower.log.end_offset == 2)
+            # The poll that is under way learns that more is committed, and comes back to a log that starts later.
+            rig.change("t", 0, isr=(0, 1))
+            follower.log.roll(rig.node(1).clock.now_ms())
+            follower.start_wanted = 1
+            follower.give_up_before(1, rig.node(1).clock.now_ms())
+            await until(lambda: follower.high_watermark == 2)
+
+    run(main())
+
+
 def test_followers_that_take_too_long_are_a_timeout(tmp_path: Path) -> None:
     async def main() -> None:
         async with Rig(tmp_path) as rig:

@@ -261,16 +261,35 @@ class ReplicaFetcher:
             for answer in topic.partitions:
                 key = topic.topic_id, answer.partition_index
                 fetched = self._fetched.get(key)
-                if fetched is None or fetched.sent is None or fetched.sent != _position(fetched.partition):
-                    continue  # told another part, or moved on, while the answer was under way
+                if fetched is None or fetched.sent is None:
+                    continue  # forgotten while the answer was under way
                 try:
-                    await self._take_one(peer, fetched, answer)
+                    if fetched.sent == _position(fetched.partition):
+                        await self._take_one(peer, fetched, answer)
+                    else:
+                        self._take_late(fetched, fetched.sent, answer)
                 except (KafkaError, CorruptBatchError, OSError) as error:
                     self._hold(fetched, error)
                 partition = fetched.partition
                 has_new_starts |= partition.start_wanted > partition.log.start_offset
         if has_new_starts:
             await self._move_starts()
+
+    def _take_late(self, fetched: _Fetched, sent: _Position, answer: FetchResponse.PartitionData) -> None:
+        """Told another part, or a later start of the log, while the answer was under way: its records come again.
+
+        What it says of the leader does not, as nothing is said twice in a session. It stands as long as the log ends
+        where it did.
+        """
+        partition = fetched.partition
+        position = _position(partition)
+        if position is None:
+            return
+        is_same_log = (position.offset, position.last_epoch) == (sent.offset, sent.last_epoch)
+        diverging = answer.diverging_epoch
+        if is_same_log and not answer.error_code and (diverging is None or diverging.end_offset < 0):
+            partition.append_fetched(b"", answer.high_watermark, answer.log_start_offset)
+        self._tell((partition.topic_id, partition.index))
 
     async def _take_one(self, peer: Peer, fetched: _Fetched, answer: FetchResponse.PartitionData) -> None:
         partition = fetched.partition
