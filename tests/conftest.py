@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # `from tests.oracle import ...` and `from tools... import ...` work whichever way pytest was started.
 ROOT = str(Path(__file__).resolve().parent.parent)
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
+
+# No test depends on how fast the machine is.
+settings.register_profile("moldau", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("moldau")
 
 # A shell has what it starts in the background ignore Ctrl-C, and all that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -211,6 +211,10 @@ class SimulatedDisk:
         """The next sync of a file (or directory) whose path contains the text fails with EIO, once."""
         self._failing_syncs.append(part_of_path)
 
+    @property
+    def is_about_to_fail(self) -> bool:
+        return bool(self._failing_syncs)
+
     def mend(self) -> None:
         """Faults that were ordered and have not come yet never will."""
         self._failing_syncs.clear()

@@ -133,11 +133,13 @@ class Faults:
         return node
 
     def _may_lose_power(self, node: ClusterNode) -> bool:
-        """Whether there are others that hold what is committed, and all of them are up."""
+        """Whether there are others that hold what is committed, and all of them are up and stay so."""
         nodes, image = self._world.nodes, self._world.metadata.newest
         if not node.is_broker:
             return not node.has_doubts
-        if node.has_doubts or any(other.is_lossy or not other.is_ready for other in nodes.values()):
+        if node.has_doubts or any(
+            other.is_lossy or not other.is_ready or other.disk.is_about_to_fail for other in nodes.values()
+        ):
             return False
         return all(
             {*partition.isr, *partition.elr} - {node.node_id}

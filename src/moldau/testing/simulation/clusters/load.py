@@ -98,9 +98,12 @@ async def commit_and_look(world: Load, partition: Partition) -> None:
 
 
 async def ask_for_ends(world: Load) -> None:
-    """The latest offset never falls, whoever leads (KIP-207)."""
+    """The latest offset never falls, whoever leads (KIP-207).
+
+    A leader that is cut off does not know of the next one. A client that does never goes back to it.
+    """
     client = world.client("ends")
-    known: dict[Partition, int] = {}
+    known: dict[Partition, tuple[int, int]] = {}  # in which epoch, and the offset
     while not world.is_calm:
         await asyncio.sleep((1 + world.dice.below(COMMIT_PAUSE_MS_MAX)) / 1000)
         kinds = ListOffsetsRequest
@@ -121,8 +124,9 @@ async def ask_for_ends(world: Load) -> None:
         for topic in response.topics:
             for each in topic.partitions:
                 partition = topic.name, each.partition_index
-                if each.error_code:
+                epoch, offset = known.get(partition, (0, 0))
+                if each.error_code or each.leader_epoch < epoch:
                     continue
-                if each.offset < known.get(partition, 0):
-                    world.violate(f"{partition}: the latest offset was {known[partition]} and is {each.offset} now")
-                known[partition] = each.offset
+                if each.offset < offset:
+                    world.violate(f"{partition}: the latest offset was {offset} and is {each.offset} now")
+                known[partition] = each.leader_epoch, each.offset
