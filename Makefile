@@ -4,6 +4,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PYTHON ?= python3
 
+# Test runs start processes by the hundred: what Python compiles is kept, also where the shell says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-spark-4.3 lint format bench bench-spark simulate planted-bugs faults faults-spark faults-pipelines generate facts clean
 
