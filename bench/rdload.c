@@ -95,7 +95,8 @@ static int produce(char **argv) {
     long records = atol(argv[4]);
     size_t size = (size_t)atol(argv[5]);
     char *pool = make_pool(size);
-    int32_t partitions = argv[6] ? atoi(argv[6]) : 1;
+    // A setting may stand there too, see `options`.
+    int32_t partitions = argv[6] && !strchr(argv[6], '=') ? atoi(argv[6]) : 1;
     rd_kafka_t *client = make_producer(argv[2], "5");
     rd_kafka_topic_t *topic = rd_kafka_topic_new(client, argv[3], 0);
     for (int32_t i = 0; i < partitions; i++) rd_kafka_produce(topic, i, 0, pool, size, 0, 0, 0);

@@ -25,6 +25,7 @@ from tests.java import java_command
 SECONDS = 5.0
 WARM_SECONDS = 3.0
 JAVA_WARM_SECONDS, JAVA_SECONDS = 6.0, 8.0
+JAVA_TRIES_MAX = 4
 RECORDS_READ, RECORD_BYTES, RECORDS_EACH, ABORTED_OF = 300_000, 1024, 1000, 10
 END_TO_END = 300
 PRODUCER_IDS = 100_000
@@ -154,14 +155,25 @@ def java(rows: list[Row], servers: tuple[Server, ...], rounds: int) -> None:
                 (topic,) = create(server, 1, 1, f"java-{producers}-{number}-")
                 arguments = (server.bootstrap, topic, str(producers), str(JAVA_WARM_SECONDS), str(JAVA_SECONDS))
                 command = [*ON_LOAD_CORE, *java_command(source, *arguments)]
-                result = subprocess.run(command, capture_output=True, text=True, check=False)
-                if not result.stdout:
-                    raise RuntimeError(f"TransactionLoad failed: {result.stderr[-500:]}")
-                answer = json.loads(result.stdout)
+                answer = _java_load(command)
                 values_of(row, server).append(answer["transactions_per_second"])
                 values_of(middle, server).append(answer["p50_ms"])
                 values_of(tail, server).append(answer["p99_ms"])
         rows += [row, middle, tail]
+
+
+def _java_load(command: list[str]) -> dict[str, float]:
+    for _ in range(JAVA_TRIES_MAX):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Once in some hundred thousand transactions Java's producer ends one before it has sent its record, at either
+        # broker: the others are measured with one less.
+        if "InvalidTxnStateException" in result.stderr:
+            continue
+        if not result.stdout:
+            break
+        answer: dict[str, float] = json.loads(result.stdout)
+        return answer
+    raise RuntimeError(f"TransactionLoad failed: {result.stderr[-500:]}")
 
 
 # -- readers and idempotence -------------------------------------------------------------------------------------------
