@@ -15,7 +15,7 @@ from moldau.cluster import (
     MetadataLogError,
     VoterSet,
 )
-from moldau.consensus import QuorumState
+from moldau.consensus import EpochEnd, QuorumState
 from moldau.protocol.messages.create_topics import CreateTopicsRequest
 from moldau.protocol.messages.metadata_records.abort_transaction_record import AbortTransactionRecord
 from moldau.protocol.messages.metadata_records.begin_transaction_record import BeginTransactionRecord
@@ -61,6 +61,16 @@ class Store:
 
     def snapshot(self, image: MetadataImage) -> None:
         self.log.note_snapshot(image, self.log.write_snapshot(image, self.log.voters, NOW_MS))
+
+    def install_of(self, leader: Store) -> EpochEnd:
+        """The leader makes a snapshot of all that it has, which comes here whole."""
+        leader.snapshot(leader.reopened())
+        newest = leader.log.snapshot
+        assert newest is not None
+        found = leader.log.read_snapshot_bytes(newest, 0, 1 << 20)
+        assert found is not None
+        self.log.install_snapshot(newest, found[1])
+        return newest
 
 
 def _configs(image: MetadataImage) -> dict[str, str]:
@@ -202,12 +212,7 @@ def test_a_snapshot_that_came_from_the_leader_meanwhile_is_the_newer_one() -> No
     size = store.log.write_snapshot(image, store.log.voters, NOW_MS)
     for number in range(5):
         leader.append(_set("a", str(number)), epoch=2)
-    leader.snapshot(leader.reopened())
-    newest = leader.log.snapshot
-    assert newest is not None
-    found = leader.log.read_snapshot_bytes(newest, 0, 1 << 20)
-    assert found is not None
-    store.log.install_snapshot(newest, found[1])
+    newest = store.install_of(leader)
     store.log.note_snapshot(image, size)
     assert store.log.snapshot == store.log.first_snapshot == newest
     assert store.log.last_epoch == 2
@@ -221,12 +226,7 @@ def test_only_snapshots_from_which_the_log_goes_on_are_shown_to_others() -> None
     store, leader = Store(), Store()
     store.snapshot(store.reopened())
     leader.append(_set("a", "1"), epoch=2)
-    leader.snapshot(leader.reopened())
-    newest = leader.log.snapshot
-    assert newest is not None
-    found = leader.log.read_snapshot_bytes(newest, 0, 1 << 20)
-    assert found is not None
-    store.log.install_snapshot(newest, found[1])
+    newest = store.install_of(leader)
     assert store.log.first_snapshot == newest
     store.reopened()
     assert store.log.first_snapshot == newest
