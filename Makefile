@@ -26,7 +26,7 @@ run: $(STAMP)  ## a broker on 127.0.0.1:9092 and in-stream analytics to look at 
 SPARK_4_3 := .cache/spark-4.3
 test: $(STAMP) $(SPARK_4_3)/.ready  ## run every test
 	@tools/install-test-tools
-	@$(BIN)/pytest -n 4 --dist worksteal
+	@$(BIN)/pytest -n 3 --dist worksteal
 
 $(SPARK_4_3)/.ready: pyproject.toml
 	@$(PYTHON) -m venv $(SPARK_4_3)

@@ -87,11 +87,18 @@ class Moldau:
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "moldau", *args], env=self.environment(), **options)
 
-    def on_terminal(self, *args: str, typed: bytes = b"", until: bytes = b"", **environment: str) -> tuple[int, str]:
+    def on_terminal(
+        self,
+        *args: str,
+        typed: bytes = b"",
+        until: bytes = b"",
+        program: tuple[str, str] = ("-m", "moldau"),
+        **environment: str,
+    ) -> tuple[int, str]:
         """On a terminal of its own: the exit code and all that was shown. `typed` follows once `until` is shown."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-m", "moldau", *args],
+            [sys.executable, *program, *args],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
