@@ -24,6 +24,12 @@ from moldau.client import Producer
 from moldau.testing import Broker
 
 SECONDS_MAX = 60
+# A bar comes where work is long, which it is not on every machine.
+BAR_AT_ONCE = (
+    "-c",
+    "import runpy; from moldau.cli import output; output.PROGRESS_AFTER_SECONDS = 0;"
+    " runpy.run_module('moldau', run_name='__main__')",
+)
 
 
 @dataclass(frozen=True)

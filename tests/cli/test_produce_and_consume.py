@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Producer as TransactionalProducer
 
 from moldau.testing import Broker
-from tests.cli.conftest import SECONDS_MAX, Moldau
+from tests.cli.conftest import BAR_AT_ONCE, SECONDS_MAX, Moldau
 
 MANY = 200_000
 # A process that held 200 k records as objects would need far more; the base is some 45 MB.
@@ -403,7 +403,7 @@ def test_long_work_shows_a_bar_on_a_terminal(moldau: Moldau, new_name: Callable[
     name = new_name()
     source = tmp_path / "in.jsonl"
     source.write_text('{"value": "0123456789"}\n' * MANY)
-    code, shown = moldau.on_terminal("produce", name, "--from", str(source))
+    code, shown = moldau.on_terminal("produce", name, "--from", str(source), program=BAR_AT_ONCE)
     assert code == 0 and f"producing to {name}" in shown and "lines" in shown
     assert f"produced {MANY} records to {name}" in shown
 

@@ -6,20 +6,15 @@ import re
 
 import pytest
 
-from tests.cli.conftest import Moldau
+from tests.cli.conftest import BAR_AT_ONCE, Moldau
 from tests.simulation.planted_cluster_bugs import PLANTED_IN_CLUSTERS
 
 NOBODY = Moldau("127.0.0.1:1")
-# A bar comes where work is long, which it is not on every machine.
-BAR_AT_ONCE = (
-    "import runpy; from moldau.cli import output; output.PROGRESS_AFTER_SECONDS = 0;"
-    " runpy.run_module('moldau', run_name='__main__')"
-)
 
 
 def test_the_bar_counts_seeds_also_where_several_run_side_by_side() -> None:
     command = ("simulate", "--kind", "crashes", "--first", "7", "--seeds", "3", "--jobs", "2")
-    code, shown = NOBODY.on_terminal(*command, program=("-c", BAR_AT_ONCE))
+    code, shown = NOBODY.on_terminal(*command, program=BAR_AT_ONCE)
     assert code == 0
     assert re.search("[123] of 3, 0 failed", shown)
     assert "3 seeds of crashes, 0 failed" in shown
