@@ -78,6 +78,24 @@ def test_a_stream_starts_where_it_is_told(cluster: Cluster) -> None:
         starts(startingTimestamp="5")
 
 
+def test_a_stream_that_starts_at_the_end_misses_nothing_from_then_on(cluster: Cluster) -> None:
+    """However late Spark plans its first batch, and also when a driver dies before that is done."""
+    topic = cluster.topic("at-end", 2)
+    cluster.produce(topic, [b"before"] * 4)
+    reader = stream(cluster, topic, startingOffsets="latest")
+    start = reader.initialOffset()
+    cluster.produce(topic, [b"a"])
+    first = next_end(reader, start)
+    cluster.produce(topic, [b"b"])
+    assert reader.initialOffset() == start == first
+    assert read(reader, reader.initialOffset(), first) == []
+    # The next driver finds the end of the first batch in the query's log, and asks the reader for its start.
+    after = stream(cluster, topic, startingOffsets="latest")
+    assert read(after, after.initialOffset(), first) == []
+    for each in (reader, after):
+        assert sorted(read(each, first, newer_end(each, first))) == [b"a", b"b"]
+
+
 def test_batches_are_bounded_and_the_rest_follows(cluster: Cluster) -> None:
     topic = cluster.topic("bounded", 2)
     cluster.produce(topic, [b"a"] * 30, 0)

@@ -116,11 +116,11 @@ class OffsetReader:
             await asyncio.sleep(self._options.fetch_offset_retry_interval_ms / 1000)
             partitions = await self.partitions()
 
-    async def resolve(self, bound: Bound, *, is_start: bool) -> Offsets:
-        """Offsets where reading starts or ends, of exactly the partitions that the query reads."""
-        partitions = await self.partitions()
-        unresolved = await self.unresolved(bound, partitions, is_start=is_start)
-        return await self.resolved(unresolved)
+    async def starts(self, bound: Bound) -> tuple[Offsets, frozenset[TopicPartition]]:
+        """Where a stream starts, in exactly the partitions that it reads, and which of them start at their end."""
+        unresolved = await self.unresolved(bound, await self.partitions(), is_start=True)
+        at_end = frozenset(where for where, offset in unresolved.items() if offset == LATEST)
+        return await self.resolved(unresolved), at_end
 
     async def unresolved(self, bound: Bound, partitions: frozenset[TopicPartition], *, is_start: bool) -> Offsets:
         """As `resolve`, with EARLIEST and LATEST as they stand."""

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 )
 
 from moldau.client import ClusterClient
+from moldau.kernel import TopicPartition
 from moldau.spark import clients, several_sources
 from moldau.spark.clients import ClientTimes
 from moldau.spark.errors import OptionError, data_loss, told_in_one_line
@@ -150,6 +151,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
         self._offset_reader: OffsetReader | None = None
+        # Where the query starts, asked once: Spark asks again when it plans the first batch, and ends move.
+        self._initial: Offsets | None = None
+        # Partitions that start where they end; the first batch puts down where that is.
+        self._starting_at_end: frozenset[TopicPartition] = frozenset()
+        self._is_begun = False
         self._is_available_now = False
         # Where everything ended when an available-now run began.
         self._available: Offsets | None = None
@@ -169,7 +175,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         with told_in_one_line():
-            return offsets_to_json(self._ask(lambda reader: reader.resolve(self._options.start, is_start=True)))
+            if self._initial is None:
+                self._initial, self._starting_at_end = self._ask(lambda reader: reader.starts(self._options.start))
+            return offsets_to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         with told_in_one_line():
@@ -188,6 +196,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json(self._latest) if self._latest else None
 
     def _find_latest(self, start: Offsets) -> Offsets:
+        is_first, self._is_begun = not self._is_begun, True
+        if is_first and self._starting_at_end and start == self._initial:
+            # An empty batch, whose end in the query's log says from then on where the query started.
+            self._idle_at = start
+            return start
         if self._is_available_now:
             if self._available is None:
                 self._available = self._ask(lambda reader: reader.latest(start, fresh=True))
@@ -241,6 +254,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadTask]:
         options = self._options
         begin, until = offsets_from_json(start), offsets_from_json(end)
+        if begin == self._initial:
+            # The first batch is empty there. One that is done again has its end in the log; its start is asked anew.
+            begin |= {where: min(begin[where], until[where]) for where in self._starting_at_end if where in until}
         plan = plan_batch(begin, until, self._earliest_of_new(begin, until))
         topic_ids = self._ask(_topic_ids_of)
         for loss in (*plan.losses, *self._remade_topics(topic_ids)):
